@@ -17,8 +17,7 @@ from gateway.metrics import Metrics
 from gateway.published import LiveItems, Published
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.generations import read_pinned_generation
-from serving.live.reader import Reader
-from serving.live.store import find_live_folder
+from serving.live.opening import open_reader
 from triton_recommender import InvalidRequest
 from triton_recommender import RecommenderError as ClientError
 
@@ -36,7 +35,7 @@ class Shop:
         self._moving: asyncio.Task[None] | None = None
         self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
         pinned = Published.load(repo, read_pinned_generation(repo))
-        self.reader = Reader(find_live_folder(repo, pinned.info.live_folder), pinned.info.shop)
+        self.reader = open_reader(repo, pinned.info)
         self._use(pinned)
         self.live_items = LiveItems(self.reader)
 
@@ -82,13 +81,16 @@ class Shop:
         return _require_number("item", self.published.catalogue.item_id(item))
 
     def knows_user(self, user_id: int) -> bool:
-        """Return whether a user has events: in the exported log, or since."""
+        """Return whether a user has events: in the exported log, or since, on any machine that shares its users.
+
+        Redis is waited for as long as an answer waits for it (redis_state.py).
+        """
         if self.published.knows_user(user_id):
             return True
         if not self.reader.exists():
             return False
         try:
-            with self.reader.snapshot() as snapshot:
+            with self.reader.users.snapshot() as snapshot:
                 return bool(snapshot.read_users(np.array([user_id], np.int64))[0])
         except RecommenderError:
             return False

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from live.archive import Segment, compact, drop_segments
-from serving.contract.tensors import FIRST_USER_ID, PAD_ID
+from serving.contract.tensors import FIRST_USER_ID
 from serving.live.reader import Reader
+from serving.live.seeds import VISIT_MS, find_surpassed
 from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
-VISIT_MS = HOUR_MS // 2  # a record holds the session of a visit, which no generation has
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
 CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction
@@ -139,22 +139,6 @@ def evict_surpassed(writer: Writer, generation: Seeds, now_ms: int) -> int:
                 if len(found):
                     evicted += writer.evict(chunk[rows][found], records["received_ms"][found])
     return evicted
-
-
-def find_surpassed(records: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return the rows, int64 [M], of records [N] that hold less than the generation knows. known: records [N] of its knowledge
-
-    It must know more events, the latest of them no older than the record's, and each event of the record's history.
-    """
-    more = known["event_count"] > records["event_count"]
-    rows = np.flatnonzero(more & (known["last_ms"] // 1_000 >= records["last_ms"] // 1_000))
-    records, known = records[rows], known[rows]
-    item_ids, times_s = records["history_ids"], records["history_s"]
-    learned = (item_ids == PAD_ID) | (times_s < known["history_s"][:, -1:])  # older than all of a full history
-    for place in range(known["history_ids"].shape[1]):
-        same_item = item_ids == known["history_ids"][:, place : place + 1]
-        learned |= same_item & (times_s == known["history_s"][:, place : place + 1])
-    return rows[learned.all(axis=1)]
 
 
 def drop_superseded(writer: Writer) -> int:

@@ -37,6 +37,7 @@ from serving.live.feast_views import (
 from serving.live.offsets import KAFKA
 from serving.live.reader import Reader
 from serving.live.redis_state import Entity, Position, RedisState, make_offset_field
+from serving.live.seeds import VISIT_MS, find_surpassed
 from serving.live.store import Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
@@ -155,7 +156,7 @@ class Sharer:
             records, seen = self._read_users(ids, entities)
             is_new = find_new_events(events, rows, entities)
             new, new_rows = events.headers[is_new], rows[is_new]
-            apply_to_users(records, new_rows, new)
+            self._apply_new(ids, records, new, new_rows)
             for row, header in zip(new_rows.tolist(), new, strict=True):
                 if header["flags"] & Flags.SEEN:
                     seen[row].setdefault(int(header["item_id"]))
@@ -212,6 +213,29 @@ class Sharer:
         for row in np.flatnonzero(is_known).tolist():
             fill_user(records[row], entities[row].values, names)
         return records, [dict.fromkeys(entity.values.get("seen_ids", ())) for entity in entities]
+
+    def _apply_new(self, user_ids: np.ndarray, records: np.ndarray, new: np.ndarray, rows: np.ndarray) -> None:
+        """Apply events, HEADER [N], to the records [U] of users. rows: int64 [N] record of each event
+
+        A record that holds less than the generation knows of the user gives way before an event that is later than all of that:
+        the generation may have learned earlier ones. Who visits the shop now keeps the record, as in live/maintenance.py; so
+        does who was erased.
+        """
+        if not self._writer.seeds or not len(new):
+            apply_to_users(records, rows, new)
+            return
+        known = self._writer.seeds.make_first_records(user_ids, self._writer.layout)
+        is_later = new["time_ms"] // 1_000 > known["last_ms"][rows] // 1_000
+        apply_to_users(records, rows[~is_later], new[~is_later])
+        new, rows = new[is_later], rows[is_later]
+        arrived_ms = np.zeros(len(records), np.int64)  # no visit is over where no event is new
+        arrived_ms[rows[::-1]] = new["received_ms"][::-1]
+        with self._reader.snapshot() as snapshot:
+            is_erased = snapshot.find_erased(user_ids)
+        candidates = np.flatnonzero((records["received_ms"] < arrived_ms - VISIT_MS) & ~is_erased)
+        surpassed = candidates[find_surpassed(records[candidates], known[candidates])]
+        records[surpassed] = known[surpassed]
+        apply_to_users(records, rows, new)
 
     def _read_event_names(self) -> list[str]:
         with self._reader.snapshot() as snapshot:

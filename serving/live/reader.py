@@ -34,6 +34,7 @@ from serving.live.store import (
     Progress,
     Store,
     has_store,
+    make_erased_key,
     make_id_keys,
     make_sequence_key,
     open_store,
@@ -140,6 +141,11 @@ class Snapshot:
         values = self._txn.cursor(self._store.keys).iternext(keys=False, values=True)
         return np.array([KEY_VALUE.unpack(value)[0] for value in values], np.int64)
 
+    def find_erased(self, user_ids: np.ndarray) -> np.ndarray:
+        """Return which users, int64 [N], were ever erased, bool [N]."""
+        marks = (self._txn.get(make_erased_key(user_id), db=self._store.meta) for user_id in user_ids.tolist())
+        return np.array([mark is not None for mark in marks], bool)
+
     def list_users(self) -> np.ndarray:
         """Return int64 [N] ids of all users with live events."""
         return np.frombuffer(b"".join(self._txn.cursor(self._store.users).iternext(keys=True, values=False)), "<i8")
@@ -215,7 +221,12 @@ class UserSnapshot(Protocol):
 
 
 class UserReader(Protocol):
-    """Reads users: `Reader`, or `RedisUsers` where machines share them."""
+    """Reads users: `Reader`, or `RedisUsers` where machines share them.
+
+    keeps_surpassed: whether records may stay of which the generation knows more; see live/maintenance.py
+    """
+
+    keeps_surpassed: bool
 
     def exists(self) -> bool: ...
 
@@ -226,6 +237,8 @@ class UserReader(Protocol):
 
 class Reader:
     """Reads a store that may not exist yet. It is opened by the first snapshot."""
+
+    keeps_surpassed = False  # maintenance evicts them
 
     def __init__(self, folder: Path, shop: str = "") -> None:
         """shop: name of the data set whose events the store must hold, "" for any"""

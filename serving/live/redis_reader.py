@@ -81,6 +81,8 @@ class RedisSnapshot:
 class RedisUsers:
     """Reads users from Redis, as `Reader` reads them from this machine's store, which must exist."""
 
+    keeps_surpassed = True  # a hash stays until it expires
+
     state: RedisState
     local: Reader
 

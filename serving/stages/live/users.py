@@ -17,6 +17,7 @@ from serving.contract.errors import DependencyError
 from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, PAD_ID, Degraded
 from serving.live.layout import Layout
 from serving.live.reader import PAIR, UserReader, UserSnapshot
+from serving.live.seeds import VISIT_MS, find_surpassed, make_records
 from serving.live.store import Progress
 from serving.live.timeline import Timeline
 from serving.loops.compiled import compiled, find_entry_point
@@ -84,6 +85,8 @@ class LiveUsers:
             if len(arrivals_ms):
                 self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
         write_profile(state.profile, changes)
+        if self.reader.keeps_surpassed and rows:
+            rows, records = leave_out_surpassed(state, rows, records)
         self._write(state, rows, records, timeline, names)
         return max(clock_s, timeline.skip_pauses(progress.watermark_ms // 1000)), degraded
 
@@ -126,6 +129,21 @@ class LiveUsers:
         items = self.items
         catalogue = (items.ids, items.table, items.newcomers, self.item_category)
         return [np.array(rows), *fields, interests, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
+
+
+def leave_out_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Return the rows of a state, [M], whose records, [M], are to replace it: not those of which the generation knows more.
+
+    Who visits the shop now keeps the record, as in live/maintenance.py.
+    """
+    is_over = records["received_ms"] < 1_000 * time.time() - VISIT_MS
+    candidates = np.flatnonzero(is_over & (state.event_count[rows] > records["event_count"]))
+    if not len(candidates):  # as most often
+        return rows, records
+    layout = Layout(records["history_ids"].shape[1], records["session_ids"].shape[1])
+    known = make_records(state, np.array(rows)[candidates], layout)
+    surpassed = candidates[find_surpassed(records[candidates], known)]
+    return np.delete(rows, surpassed).tolist(), np.delete(records, surpassed)
 
 
 def write_profile(profile: dict[str, np.ndarray], changes: list[tuple[int, dict]]) -> None:

@@ -36,6 +36,7 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.interrupting import called_on_return
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.conftest import Clock
 from tests.unit.live.test_consumer import Message, consumer_of
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
@@ -292,6 +293,100 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         degraded = answer(Pipeline.load(repository, live=reader), [7, 8])
         assert degraded["degraded"].tolist() == [[int(Degraded.LIVE)]] * 2
         assert (degraded["item_ids"][:, 0] >= 0).all()
+
+
+@dataclass
+class Generation:
+    """A generation that learned a history of every user: (item, second), the newest first."""
+
+    history: list[tuple[int, int]]
+
+    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        records = layout.make_empty_users(len(user_ids))
+        for place, (item, second) in enumerate(self.history):
+            records["history_ids"][:, place], records["history_s"][:, place] = item, second
+        records["event_count"], records["last_ms"] = len(self.history), 1_000 * self.history[0][1]
+        return records
+
+
+def test_a_new_event_is_added_to_what_a_later_generation_learned(tmp_path, state, redis):
+    start_s, day_ms = START_MS // 1_000, 86_400_000
+    learned = Generation([(99, start_s + 5), (2, start_s + 1), (1, start_s)])
+    clock = Clock()
+
+    def read(user: int) -> tuple[object, ...]:
+        """Return the number of events, the history and the seen items."""
+        (entity,) = state.read(USERS_VIEW, np.array([user]))
+        return tuple(entity.values.get(name) for name in ("event_count", "history_ids", "seen_ids"))
+
+    def buy(writer: Writer, item: int, second: int, *users: int) -> None:
+        for user in users:
+            writer.append(purchase(user, item, 1_000 * (start_s + second)))
+
+    def share(writer: Writer) -> None:
+        with closing(RedisState(redis.address, PROJECT, PATIENT_S)) as own:
+            sharer = Sharer(writer, own, IDLE_DAYS, SESSION_HOURS)
+            after = sharer.read_shared_sequence()
+            while after < writer.store.read_progress().last_sequence:
+                after = sharer.share(after)
+
+    with closing(Writer(tmp_path / "a", Layout(), KINDS.names, now_ms=clock)) as writer:
+        buy(writer, 1, 0, 7, 8, 9)
+        buy(writer, 2, 1, 7, 8, 9)
+        erase_user(writer, 9)
+        share(writer)
+        writer.seeds = learned
+        buy(writer, 3, 20, 7)  # the visit goes on
+        share(writer)
+        assert read(7) == (3, [3, 2, 1], [1, 2, 3])
+        clock.ms += day_ms
+        buy(writer, 4, 3, 8)  # earlier than what the generation knows, which may have learned it
+        share(writer)
+        assert read(8) == (3, [4, 2, 1], [1, 2, 4])
+        clock.ms += day_ms
+        writer.seeds = Generation([(99, start_s + 5), (4, start_s + 3), (2, start_s + 1), (1, start_s)])
+        buy(writer, 5, 30, 8, 9)
+        share(writer)
+        expected = (5, [5, 99, 4, 2, 1], [1, 2, 4, 5])
+        assert read(8) == expected
+        assert read(9) == (1, [5], [5])  # who was erased begins from nothing
+        redis.client.flushall()
+        share(writer)  # the whole log again
+        assert read(8) == expected
+
+
+def test_an_answer_uses_what_a_later_generation_learned_of_a_user(repository, tmp_path, redis, state):
+    with (
+        closing(Observe.load(repository / OBSERVE / "1")) as observe,
+        closing(open_reader(repository, replace(observe.info, live_redis=redis.address, live_project=PROJECT))) as reader,
+    ):
+        pipeline = Pipeline.load(repository, live=reader)
+
+        def read_history(user: int) -> list[int]:
+            return [item for item in pipeline.trace({"user_id": np.array([[user]])})["history_ids"][0].tolist() if item >= 0]
+
+        learned = read_history(1)
+        assert len(learned) > 1
+        now_ms, view = observe.now_ms(), USERS_VIEW
+        old = FROM_FEAST | {"history_ids": learned[-1:], "event_count": 1, "last_ms": 1_000}
+        key = make_entity_key(PROJECT, view.join_key, 1)
+        for received_ms, history_ids, expected in (
+            (now_ms - 86_400_000, [45], [45]),  # of which the generation does not know
+            (now_ms, learned[-1:], learned[-1:]),  # the visit goes on
+            (now_ms - 86_400_000, learned[-1:], learned),
+        ):
+            known = read_known(observe, 1)
+            times = [known.get(item, 100) for item in history_ids]
+            hashed = old | {"received_ms": received_ms, "history_ids": history_ids, "history_s": times}
+            redis.client.hset(key, mapping=dict(view.encode(hashed)) | {view.time_field: b"\x08\x01"})
+            assert read_history(1) == expected
+
+
+def read_known(observe: Observe, user: int) -> dict[int, int]:
+    """Return the items of a user's history in the generation, and when they were bought."""
+    assert observe.writer.seeds
+    (record,) = observe.writer.seeds.make_first_records(np.array([user]), observe.writer.layout)
+    return dict(zip(record["history_ids"].tolist(), record["history_s"].tolist(), strict=True))
 
 
 def test_an_erased_user_is_gone_from_redis_too_and_does_not_come_back(tmp_path, state, redis, monkeypatch):

@@ -1,0 +1,55 @@
+"""Where machines share their users by Redis, the gateway knows those whose events another machine took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from live.sharing import Sharer
+from serving.contract.artifacts import read_stage
+from serving.live.layout import Layout
+from serving.live.redis_state import PATIENT_S, RedisState
+from serving.live.store import find_live_folder
+from serving.live.writer import Writer
+from tests.repositories import copy_small_repository
+from tests.unit.gateway.conftest import Gateway
+from tests.unit.live.batches import KINDS, purchase
+from tests.unit.tables.redis_server import RedisServer
+from triton_recommender.ids import session_id
+
+ELSEWHERE, NOBODY = 999_001, 999_002
+
+
+@pytest.fixture
+def redis(tmp_path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.stop()
+
+
+def test_users_and_visitors_of_another_machine_are_known(tmp_path, redis):
+    repo = copy_small_repository(tmp_path / "repository")
+    stage = repo / "preprocess" / "1" / "stage.json"
+    stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": "shop"}))
+    shop = read_stage(stage.parent).shop
+    with (
+        closing(Writer(find_live_folder(repo), Layout(), KINDS.names, shop=shop)),
+        closing(Writer(tmp_path / "other.live", Layout(), KINDS.names, shop=shop)) as other,
+        closing(RedisState(redis.address, "shop", PATIENT_S)) as state,
+    ):
+        for user in (ELSEWHERE, session_id("a3f")):
+            other.append(purchase(user, 1))
+        Sharer(other, state, idle_days=1.0, session_hours=1.0).share(0)
+        door = Gateway(repo)
+        assert door.recommend(user=str(ELSEWHERE))["known"] is True
+        assert door.recommend(session="a3f")["known"] is True
+        assert door.recommend(user=str(NOBODY))["known"] is False
+        for user in (ELSEWHERE, NOBODY):  # of user and session, the session counts where the user is unknown
+            door.recommend(user=str(user), session="a3f")
+        assert [query.user_id for query in door.shop.queries[-2:]] == [ELSEWHERE, session_id("a3f")]
+        redis.freeze()
+        answer = door.recommend(user=str(ELSEWHERE))
+        assert (answer["known"], len(answer["items"])) == (False, 3)
