@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from repository.applied_rules import find_rules_folder
+from server.clock import describe_wrong_clock
 from server.health import describe_unready, open_local_client, read_model_states
 from server.log import explain_end
 from server.processes import count_lost_stubs, is_running
@@ -48,7 +49,8 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     if states is None:
         starts = "its process runs, but nothing answers there: it is starting, or it hangs"
         return Condition(starts if state is not None else describe_unready(None))
-    facts = ", ".join(filter(None, (_describe_models(states), describe_full_disk(state.repo) if state else "")))
+    warnings = (describe_full_disk(state.repo), describe_wrong_clock(state.repo)) if state else ()
+    facts = ", ".join(filter(None, (_describe_models(states), *warnings)))
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(
             f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,12 @@ from server import condition
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import RecommenderError, ServerError
-from tests.repositories import link_small_repository
+from serving.live.layout import Layout
+from serving.live.writer import Writer
+from tests.repositories import copy_small_repository, link_small_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
+from tests.unit.live.batches import KINDS, purchase
 
 COMMANDS = (["diagnose"], ["activate", "--generation", "2"])
 
@@ -63,6 +69,37 @@ def test_a_disk_of_the_live_store_that_is_nearly_full_is_told(run_dir, monkeypat
         finally:
             double.stop()
     assert told
+
+
+def ask_about_clock(run_dir: Path, repo: Path) -> bool:
+    """Return whether a server of the repository is reported to have a clock that is behind, by both commands."""
+    with run_tagged(tag := draw_tag()) as server:
+        state = ServerState(server.pid, tag, repo, run_dir / "log", find_free_ports())
+        state.save(run_dir)
+        double = TritonDouble(repo, state.ports.grpc)
+        try:
+            warned = {"this machine's clock says" in call(command) for command in ("status", "diagnose")}
+        finally:
+            double.stop()
+    assert len(warned) == 1
+    return warned.pop()
+
+
+@pytest.mark.parametrize(("hours", "warns"), [(23, False), (25, True)])
+def test_a_live_store_that_is_ahead_of_the_clock_is_told(run_dir, hours, warns):
+    repo, later_ms = link_small_repository(run_dir / "repo"), round(1_000 * (time.time() + 3_600 * hours))
+    with closing(Writer(run_dir / "repo.live", Layout(), KINDS.names, now_ms=lambda: later_ms)) as writer:
+        writer.append(purchase(1, 2, later_ms))
+        assert ask_about_clock(run_dir, repo) == warns
+
+
+def test_a_generation_whose_log_is_ahead_of_the_clock_is_told(run_dir):
+    repo = copy_small_repository(run_dir / "repo")
+    path = repo / "retrieve" / "1" / "stage.json"
+    stage = json.loads(path.read_text())
+    stage["settings"]["as_of_s"] = int(time.time()) + 100_000
+    path.write_text(json.dumps(stage))
+    assert ask_about_clock(run_dir, repo)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["diagnose", "activate"])
