@@ -144,12 +144,12 @@ class EventConsumer:
         with writer.transaction() as txn:
             known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._find_recreated(partitions, offsets), 0)
             is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
-            fresh = np.flatnonzero(is_new[rows])
-            reused = fresh[writer.find_reused_ids(txn, batch.take(fresh))]
-            refusals += [Refusal(int(row), REUSED_ID) for row in rows[reused]]
-            fresh = np.setdiff1d(fresh, reused)
-            if len(fresh):
-                writer.append_within(txn, batch.take(fresh))
+            rows, batch = rows[is_new[rows]], batch.take(np.flatnonzero(is_new[rows]))
+            if reused := writer.find_reused_ids(txn, batch):
+                refusals += [Refusal(int(row), REUSED_ID) for row in rows[reused]]
+                batch = batch.take(np.delete(np.arange(len(batch)), reused))
+            if len(batch):
+                writer.append_within(txn, batch)
             refused = [refusal for refusal in refusals if is_new[refusal.row]]
             ends = {int(number): int(offsets[partitions == number].max()) + 1 for number in np.unique(partitions)}
             merged = {number: max(end, known.get(number, 0)) for number, end in ends.items()}

@@ -27,12 +27,23 @@ from live.archive import Segment, list_segments, read_log, read_segment, to_tabl
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
-from serving.live.events import HEADER, ITEM_CHANGED, ITEM_FORGOTTEN, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
+from serving.live.events import (
+    HEADER,
+    ITEM_CHANGED,
+    ITEM_FORGOTTEN,
+    TEXTS,
+    USER_CHANGED,
+    EventBatch,
+    Flags,
+    compute_digest,
+    pack,
+    unpack,
+)
 from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
 from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key
-from serving.live.writer import BETWEEN_WRITES_S, Writer, compute_digest, read_wall_clock_ms
+from serving.live.writer import BETWEEN_WRITES_S, Writer, read_wall_clock_ms
 
 PROOFS = "erasures.jsonl"
 SHARED_WITHIN_S = 10.0

@@ -5,6 +5,7 @@ The header states what was decided when the event arrived (positive? weight? lat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
@@ -34,6 +35,7 @@ HEADER = np.dtype(
 )
 OBSERVED, ITEM_CHANGED, USER_CHANGED, USER_EVICTED, ITEM_FORGOTTEN = range(5)
 MAX_KINDS = 256
+KEY_BYTES = 16  # of the digest that stands for an event id
 
 
 class Flags(IntFlag):
@@ -141,6 +143,11 @@ class EventBatch:
     def __len__(self) -> int:
         return len(self.headers)
 
+    @cached_property
+    def id_digests(self) -> list[bytes]:
+        """The digest of each event's id, b"" where an event has none."""
+        return [event_id and compute_digest(event_id) for event_id in self.event_ids]
+
     def take(self, rows: np.ndarray) -> EventBatch:
         """Return the events at some rows, int [M]."""
         texts = ([texts[row] for row in rows] for texts in (self.event_ids, self.request_ids, self.columns))
@@ -152,6 +159,11 @@ class EventBatch:
         headers = np.concatenate([batch.headers for batch in batches]) if batches else np.empty(0, HEADER)
         texts = ([text for batch in batches for text in getattr(batch, name)] for name in TEXTS)
         return cls(headers, *texts)
+
+
+def compute_digest(event_id: bytes) -> bytes:
+    """Return the key that stands for an event id of any length."""
+    return hashlib.blake2b(event_id, digest_size=KEY_BYTES).digest()
 
 
 TEXTS = ("event_ids", "request_ids", "columns")

@@ -7,7 +7,6 @@ Several writers may share a store, in one process or many: LMDB lets one of them
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import time
@@ -32,6 +31,7 @@ from serving.live.events import (
     USER_EVICTED,
     EventBatch,
     Flags,
+    compute_digest,
     pack,
     unpack,
 )
@@ -63,7 +63,6 @@ REUSED_ID = (
     "event_id was used for an event of another user, item or name before; expected an id of its own for each event, and the "
     "same one only when that event is sent again. Add what tells them apart, such as the item of an order: order-1/22423."
 )
-KEY_BYTES = 16  # of the digest that stands for an event id
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
 EVENTS_PER_WRITE = 1_000  # removed or changed by one transaction of maintenance or erasure, for which new events wait
 BETWEEN_WRITES_S = 0.001  # for those who wait for the store's lock, which is not fair
@@ -314,14 +313,14 @@ class Writer:
         """Return the rows of events whose id belongs to an event of another user, item or name, earlier in log or batch."""
         first_headers: dict[bytes, np.ndarray] = {}
         rows = []
-        for row, event_id in enumerate(batch.event_ids):
-            if not event_id:
+        for row, digest in enumerate(batch.id_digests):
+            if not digest:
                 continue
             header = batch.headers[row]
-            if event_id not in first_headers:
-                first = self._find_first(txn, compute_digest(event_id))
-                first_headers[event_id] = header if first is None else self._read_header(txn, first)
-            if any(first_headers[event_id][name] != header[name] for name in ("user_id", "item_id", "kind")):
+            if digest not in first_headers:
+                first = self._find_first(txn, digest)
+                first_headers[digest] = header if first is None else self._read_header(txn, first)
+            if any(first_headers[digest][name] != header[name] for name in ("user_id", "item_id", "kind")):
                 rows.append(row)
         return rows
 
@@ -338,8 +337,7 @@ class Writer:
             return np.arange(last_sequence + 1, last_sequence + 1 + len(batch)), np.ones(len(batch), bool), []
         sequences, is_new = np.empty(len(batch), np.int64), np.ones(len(batch), bool)
         keys: dict[bytes, int] = {}
-        for row, event_id in enumerate(batch.event_ids):
-            digest = compute_digest(event_id) if event_id else b""
+        for row, digest in enumerate(batch.id_digests):
             known = self._find_sequence(txn, digest, keys) if digest else None
             if known is None:
                 last_sequence += 1
@@ -466,8 +464,3 @@ def find_distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(ids) == 1:  # the most frequent batch, which need not be sorted
         return ids, np.zeros(1, np.int64)
     return np.unique(ids, return_inverse=True)
-
-
-def compute_digest(event_id: bytes) -> bytes:
-    """Return the key that stands for an event id of any length."""
-    return hashlib.blake2b(event_id, digest_size=KEY_BYTES).digest()
