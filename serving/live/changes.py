@@ -1,7 +1,7 @@
 """Keep the columns that `upsert` set of an item or a user, each with the time when it arrived, and forget them.
 
 A record is a JSON object of columns, with the times under the key TIMES. Records of older stores have no times: their columns
-count as older than everything. An item whose columns were all forgotten keeps an empty record.
+count as older than everything. An item whose columns were all forgotten keeps an empty record, which `upsert` never writes.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_only_events_of_the_interaction_log_count(shop, dataset):
 def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
     live, numbers = shop.start()
     columns = 1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in shop.aggregates.item_names]).nonzero()[0]
-    upsert(shop.store, 405)
+    upsert(shop.store, 405, title="A new one")
     refresh(live)
     position = int(live.items.find_positions(np.array([405]))[0])
     assert position == N_ITEMS
