@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 from gateway import schema
 from gateway.errors import handle_errors
+from gateway.event_shapes import MOST_SESSION_CHARACTERS
 from gateway.events import MOST_EVENTS, Recorder
 from gateway.experiments import Experiments
 from gateway.explain import Explainer
@@ -28,15 +29,15 @@ from gateway.metrics import Metrics
 from gateway.progress import LogReports, watch_calibration
 from gateway.published import MOST_SIMILAR
 from gateway.questions import (
-    CONTEXT,
-    PARAMETERS,
     RETRY_AFTER,
     STATUS,
+    ExplainParameters,
     JsonResponse,
+    Parameters,
+    describe_parameters,
     error_response,
-    parse_query,
     read_question,
-    split_ids,
+    read_visitor_and_item,
 )
 from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering
@@ -44,6 +45,7 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.similar import SimilarItems
 from gateway.tracing import Tracing
+from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import ExposureLog
 from repository.generations import find_newest
 from repository.rounds import read_round, read_running
@@ -51,10 +53,9 @@ from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
 HERE = Path(__file__).parent
-Ids = Annotated[list[str] | None, Query()]
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
-Id = Annotated[str, Query(min_length=1)]
 PathId = Annotated[str, PathParameter(min_length=1)]  # of routes with `:path`, because ids may contain `/`
+SessionId = Annotated[str, PathParameter(min_length=1, max_length=MOST_SESSION_CHARACTERS)]
 
 
 def create_app(
@@ -136,7 +137,7 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
 def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Response]]) -> None:
     """Add the route for people and documentation; most requests take the Guard's shortcut to `answer`."""
 
-    @app.get(RECOMMENDATIONS, response_model=schema.Recommendations, openapi_extra=PARAMETERS)
+    @app.get(RECOMMENDATIONS, response_model=schema.Recommendations, openapi_extra=describe_parameters(Parameters))
     async def recommend(request: Request) -> Response:
         """Recommend items to a user, to the visitor of a session, or to whoever had the items of `history`.
 
@@ -192,24 +193,32 @@ def _add_explanations(
         known = shop.published.find_position(wire_id) is not None
         return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": known, "items": items})
 
-    @app.get("/v1/explain", response_model=schema.Explanation)
-    async def explain(request: Request, user: Id, item: Id, exclude: Ids = None) -> Response:
-        """Explain why a user is shown an item or not: its rank and score after each stage, and what led to it.
+    @app.get("/v1/explain", response_model=schema.Explanation, openapi_extra=describe_parameters(ExplainParameters))
+    async def explain(request: Request) -> Response:
+        """Explain why a user, a session, or whoever had the items of `history`, is shown an item or not.
 
+        The answer has the item's rank and score after each stage, and what led to it. Context columns: `context.NAME=value`.
         The served generation is explained. `experiment` says so if an experiment shows the user items of another one.
         """
-        context = read_context(request)
-        excluded = [shop.parse_item_id(other) for other in split_ids(exclude)]
+        visitor, item = read_visitor_and_item(request.scope)
         shop.refresh()
-        explanation = await asyncio.to_thread(explainer.explain, user, item, excluded, context)
-        enrolment = experiments.enrol(shop.parse_user_id(user), None, explanation["generation"])
+        explanation = await asyncio.to_thread(explainer.explain, visitor, item)
+        enrolment = experiments.enrol(find_visitor_id(visitor.make_query(shop)), None, explanation["generation"])
         return JsonResponse(explanation | {"experiment": enrolment.describe_difference(explanation["generation"])})
 
     @app.get("/v1/users/{user_id:path}", response_model=schema.User)
     async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.describe_user, user_id))
+        known = await asyncio.to_thread(explainer.describe_visitor, Visitor(user=user_id))
+        return JsonResponse({"user": shop.describe_user_id(user_id)} | known)
+
+    @app.get("/v1/sessions/{session:path}", response_model=schema.Session)
+    async def describe_session(session: SessionId) -> Response:
+        """Return what is known of a session: the history that recommendations are based on, newest first."""
+        shop.refresh()
+        known = await asyncio.to_thread(explainer.describe_visitor, Visitor(session=session))
+        return JsonResponse({"session": session} | known)
 
     @app.get("/v1/generation", response_model=schema.Generation)
     async def generation() -> Response:
@@ -266,12 +275,6 @@ def _add_console(app: FastAPI) -> None:
     add("/console.js", "console.js", "text/javascript")
     add("/experiment.js", "experiment.js", "text/javascript")
     add("/console.css", "console.css", "text/css")
-
-
-def read_context(request: Request) -> dict[str, str]:
-    """Return the context columns of a query by name: {"store": "7"} for `context.store=7`. Raises InvalidRequest."""
-    query = parse_query(request.scope["query_string"])
-    return {name.removeprefix(CONTEXT): value for name, value in query if name.startswith(CONTEXT)}
 
 
 async def read_json(request: Request) -> Any:

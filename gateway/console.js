@@ -1,8 +1,9 @@
-// The console: follows one user. Titles, ids and messages come from the shop, so they are inserted as text, never as markup.
+// The console: follows one user or session. Titles, ids and messages come from the shop, so they are inserted as text, never as markup.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const shown = { view: "recommendations", user: null, items: [] };
+// visitor: { user: ID } or { session: ID }, a new object each time that one is followed
+const shown = { view: "recommendations", visitor: null, items: [] };
 
 function element(tag, className, ...children) {
   const node = document.createElement(tag);
@@ -55,27 +56,28 @@ function line(rank, item, number, act) {
   return node;
 }
 
-// Answers about a user who is no longer followed are dropped.
-async function showUser(user) {
-  const { answer } = await call("GET", `v1/users/${encodeURIComponent(user)}`);
-  if (user !== shown.user) return;
-  byId("known").textContent = answer.known ? `${answer.events} events` : "This user is unknown: a cold start.";
+// Answers about a visitor who is no longer followed are dropped.
+async function showVisitor(visitor) {
+  const [[kind, id]] = Object.entries(visitor);
+  const { answer } = await call("GET", `v1/${kind}s/${encodeURIComponent(id)}`);
+  if (visitor !== shown.visitor) return;
+  byId("known").textContent = answer.known ? `${answer.events} events` : `This ${kind} is unknown: a cold start.`;
   byId("history").replaceChildren(
     ...answer.history.map((item, place) => line(place + 1, item, item.time.slice(0, 16).replace("T", " "))),
   );
 }
 
-async function showList(user, after) {
-  const query = new URLSearchParams({ user });
+async function showList(visitor, after) {
+  const query = new URLSearchParams(visitor);
   if (after !== undefined) query.set("after", after);
   const { answer, ms, timings } = await call("GET", `v1/recommendations?${query}`);
-  if (user !== shown.user) return ms;
+  if (visitor !== shown.visitor) return ms;
   showWaterfall(ms, timings);
   const before = new Set(shown.items);
   shown.items = answer.items.map((item) => item.id);
   const lines = answer.items.map((item, place) => {
-    const node = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(user, item, answer.request_id));
-    node.append(button("small", "why?", () => explain(user, item.id)));
+    const node = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(visitor, item, answer.request_id));
+    node.append(button("small", "why?", () => explain(visitor, item.id)));
     if (before.size && !before.has(item.id)) node.classList.add("new");
     return node;
   });
@@ -107,22 +109,22 @@ async function showQuality() {
   byId("quality").title = `the ranker among the retrieved items of ${requests ?? 0} validation requests; ${answer.dataset}, ${answer.log.events} events, ${answer.log.first} to ${answer.log.last}`;
 }
 
-async function click(user, item, requestId) {
+async function click(visitor, item, requestId) {
   const before = shown.items.join();
-  const event = { user, item: item.id, request_id: requestId };
+  const event = { ...visitor, item: item.id, request_id: requestId };
   const { answer, ms } = await call("POST", "v1/events", event);
-  const listMs = await showList(user, answer.sequence);
-  if (user !== shown.user) return;
+  const listMs = await showList(visitor, answer.sequence);
+  if (visitor !== shown.visitor) return;
   const changed = before === shown.items.join() ? "the list is as it was" : "the list changed";
   byId("change").textContent = `${nameOf(item)}: durable after ${milliseconds(ms)}, ${changed} ${milliseconds(listMs)} later.`;
-  await showUser(user);
+  await showVisitor(visitor);
 }
 
-async function explain(user, item) {
+async function explain(visitor, item) {
   byId("item").value = item;
-  const query = new URLSearchParams({ user, item });
+  const query = new URLSearchParams({ ...visitor, item });
   const { answer } = await call("GET", `v1/explain?${query}`);
-  if (user !== shown.user) return;
+  if (visitor !== shown.visitor) return;
   const rows = answer.places.map((place) => {
     const bar = document.createElement("meter");
     bar.max = 1;
@@ -140,11 +142,11 @@ async function explain(user, item) {
     ...answer.because.map((cause) => element("p", "quiet", `because of ${nameOf(cause)} (+${cause.weight.toFixed(3)})`)),
   );
   const { answer: alike } = await call("GET", `v1/items/${encodeURIComponent(item)}/similar?k=8`);
-  if (user !== shown.user) return;
+  if (visitor !== shown.visitor) return;
   byId("similar").replaceChildren(
     ...alike.items.map((other, place) => {
       const source = other.source === "bought_together" ? "bought together" : "alike";
-      return line(place + 1, other, `${source} ${other.score.toFixed(2)}`, () => explain(user, other.id));
+      return line(place + 1, other, `${source} ${other.score.toFixed(2)}`, () => explain(visitor, other.id));
     }),
   );
 }
@@ -155,9 +157,9 @@ async function showHealth() {
   byId("health").className = answer.ready ? "good" : "bad";
 }
 
-async function follow(user) {
-  Object.assign(shown, { user, items: [] });
-  location.hash = new URLSearchParams({ user });
+async function follow(visitor) {
+  Object.assign(shown, { visitor, items: [] });
+  location.hash = new URLSearchParams(visitor);
   for (const id of ["known", "history", "list", "why", "similar", "change"]) byId(id).replaceChildren();
   await showHealth();
   await showQuality();
@@ -167,10 +169,10 @@ async function follow(user) {
 async function showView() {
   if (shown.view === "experiment") {
     await showExperiment();
-  } else if (shown.user) {
-    const user = shown.user;
-    await showUser(user);
-    await showList(user);
+  } else if (shown.visitor) {
+    const visitor = shown.visitor;
+    await showVisitor(visitor);
+    await showList(visitor);
   }
 }
 
@@ -185,12 +187,15 @@ function turnTo(view) {
 
 byId("follow").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(() => follow(byId("user").value.trim()));
+  attempt(() => follow({ [byId("kind").value]: byId("visitor").value.trim() }));
 });
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(() => explain(shown.user, byId("item").value.trim()));
+  attempt(() => explain(shown.visitor, byId("item").value.trim()));
 });
 for (const name of ["recommendations", "experiment"]) byId(`to-${name}`).addEventListener("click", () => turnTo(name));
-byId("user").value = new URLSearchParams(location.hash.slice(1)).get("user") ?? "";
-attempt(() => (byId("user").value ? follow(byId("user").value) : showHealth()));
+const address = new URLSearchParams(location.hash.slice(1));
+byId("kind").value = address.has("session") ? "session" : "user";
+byId("visitor").value = address.get(byId("kind").value) ?? "";
+if (byId("visitor").value) byId("follow").requestSubmit();
+else attempt(showHealth);

@@ -1,4 +1,4 @@
-// The experiment: how it goes, and the lists of both generations for the user who is followed.
+// The experiment: how it goes, and the lists of both generations for the visitor who is followed.
 "use strict";
 
 const VERDICTS = { better: "good", worse: "bad", undecided: "" };
@@ -24,7 +24,7 @@ async function showExperiment() {
     byId(`${side}-generation`).textContent = experiment ? `(generation ${experiment[side]})` : "";
     byId(side).replaceChildren();
   }
-  if (experiment && shown.user) await showBoth(experiment);
+  if (experiment && shown.visitor) await showBoth(experiment);
 }
 
 function describe({ name, mode, state, share, champion, challenger, started }) {
@@ -81,16 +81,16 @@ function drawLooks({ mode }, looks) {
   ];
 }
 
-async function askGeneration(user, generation) {
-  const query = new URLSearchParams({ user, generation });
+async function askGeneration(visitor, generation) {
+  const query = new URLSearchParams({ ...visitor, generation });
   return (await call("GET", `v1/recommendations?${query}`)).answer.items;
 }
 
 async function showBoth(experiment) {
-  const user = shown.user;
-  const asks = [experiment.champion, experiment.challenger].map((generation) => askGeneration(user, generation));
+  const visitor = shown.visitor;
+  const asks = [experiment.champion, experiment.challenger].map((generation) => askGeneration(visitor, generation));
   const asked = await Promise.allSettled(asks);
-  if (user !== shown.user) return;
+  if (visitor !== shown.visitor) return;
   const lists = asked.map((list) => list.value?.map((item) => item.id));
   for (const [side, other] of [[0, 1], [1, 0]]) {
     const { value: items, reason } = asked[side];

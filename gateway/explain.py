@@ -6,8 +6,8 @@ trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the firs
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ import numpy as np
 
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
+from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import SOURCE_NAMES
 from repository.file_stamps import Stamp, read_stamp
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, STAGES, make_ensemble_spec
-from serving.pipeline import Pipeline, pad_rows
+from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec
+from serving.pipeline import Pipeline
 from serving.stages.live.users import SeenSince
 from serving.stages.search.search import compute_recency_weights
-from triton_recommender import InvalidRequest
+from triton_recommender import InvalidRequest, Query
+from triton_recommender.models import ModelDescription
+from triton_recommender.wire import Signature, encode
 
 Arrays = dict[str, np.ndarray]
 
@@ -48,43 +51,40 @@ class Explainer:
         self._pipeline: Pipeline | None = None
         self._stamps: dict[Path, Stamp | None] = {}  # of the files that the pipeline maps
 
-    def explain(self, user: str, item: str, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
+    def explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
         """Return schema.Explanation as a JSON object, without `experiment`.
 
-        Raises InvalidRequest, ArtifactError or RequestError.
-
-        user, item: ids as the shop writes them; exclude: ids on the wire
+        Raises InvalidRequest, ArtifactError or RequestError. item: its id as the shop writes it
         """
-        user_id, item_id = self._shop.parse_user_id(user), self._shop.parse_item_id(item)
+        query, item_id = visitor.make_query(self._shop), self._shop.parse_item_id(item)
         with self._lock:
             pipeline = self._load_pipeline()
-            inputs = build_inputs(pipeline, user_id, exclude, context)
+            inputs = build_inputs(pipeline, query)
             trace = inputs | pipeline.trace(inputs)
             explanation = self._build_explanation(pipeline, trace, item_id)
-        return self._describe_user_id(user, user_id) | {"item": self._shop.describe_item(item_id, item)} | explanation
+        user = None if visitor.user is None else self._shop.describe_user_id(visitor.user)
+        known = {"user": user, "known": self._knows(query), "item": self._shop.describe_item(item_id, item)}
+        return known | explanation
 
-    def find_reasons(
-        self, user_id: int, history: Sequence[int] | None, context: Mapping[str, str], item_ids: Sequence[int]
-    ) -> list[dict[str, Any]]:
+    def find_reasons(self, query: Query, item_ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return for each item which sources propose it, and which items of the history, as JSON objects (schema.Reasons).
 
-        history: item ids, newest first, in place of the user's own; None: the user's own
-        Raises InvalidRequest, ArtifactError or RequestError.
+        query: with ids on the wire. Raises InvalidRequest, ArtifactError or RequestError.
         """
         with self._lock:
             pipeline = self._load_pipeline()
-            inputs = build_inputs(pipeline, user_id, (), context, history)
+            inputs = build_inputs(pipeline, replace(query, exclude=(), after=None))
             trace = inputs | pipeline.trace(inputs)
             positions = pipeline.stages["retrieve"].items.find_positions(np.array(item_ids, np.int64)).tolist()
             found = find_sources(pipeline, trace, positions)
         return [{"source": source, "because": self._describe_contributors(contributors)} for source, contributors in found]
 
-    def describe_user(self, user: str) -> dict[str, Any]:
-        """Return what recommendations know of a user, as a JSON object. user: the id as the shop writes it"""
-        user_id = self._shop.parse_user_id(user)
+    def describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
+        """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor)."""
+        query = visitor.make_query(self._shop)
         with self._lock:
             pipeline = self._load_pipeline()
-            inputs = build_inputs(pipeline, user_id, (), {})
+            inputs = build_inputs(pipeline, query)
             state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
         seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
         history = [
@@ -92,7 +92,7 @@ class Explainer:
             for item_id, time in seen
             if item_id != PAD_ID
         ]
-        return self._describe_user_id(user, user_id) | {"events": int(state.event_count[0]), "history": history}
+        return {"known": self._knows(query), "events": int(state.event_count[0]), "history": history}
 
     def close(self) -> None:
         if self._pipeline is not None:
@@ -113,9 +113,9 @@ class Explainer:
             self._pipeline = Pipeline.load(self._shop.repo, wanted, self._shop.reader)
         return self._pipeline
 
-    def _describe_user_id(self, user: str, user_id: int) -> dict[str, Any]:
-        names = {number: name for name, number in self._shop.published.catalogue.user_names.items()}
-        return {"user": names.get(user_id, user if names else user_id), "known": self._shop.knows_user(user_id)}
+    def _knows(self, query: Query) -> bool | None:
+        visitor_id = find_visitor_id(query)
+        return None if visitor_id is None else self._shop.knows_user(visitor_id)
 
     def _build_explanation(self, pipeline: Pipeline, trace: Arrays, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)
@@ -135,34 +135,21 @@ class Explainer:
         return [self._shop.describe_item(item_id) | {"weight": weight} for item_id, weight in contributors]
 
 
-def build_inputs(
-    pipeline: Pipeline,
-    user_id: int,
-    exclude: Sequence[int],
-    context: Mapping[str, str],
-    history: Sequence[int] | None = None,
-) -> Arrays:
-    """Return the inputs of one request, absent optional ones filled. history: None: the user's own. Raises InvalidRequest."""
-    known = {t.name: t for t in make_ensemble_spec(pipeline.specs).inputs}
-    inputs = {name: tensor.make_filled(1) for name, tensor in known.items() if tensor.optional}
-    inputs["user_id"] = np.array([[user_id]], np.int64)
-    most = known["exclude"].dims[0]
-    if len(exclude) > most:
-        raise InvalidRequest(f"exclude has {len(exclude)} items; expected at most {most}. Send fewer.")
-    inputs["exclude"] = pad_rows([exclude], most)
-    if history is not None:
-        inputs["history"] = pad_rows([history], known["history"].dims[0])
-    columns = {column.name for column in pipeline.info.context}
-    for name, text in context.items():
-        if name not in columns:
-            raise InvalidRequest(f"There is no context column {name!r}; this repository has {sorted(columns)}.")
-        dtype = known[name].dtype
-        try:
-            value = text.encode() if dtype == "BYTES" else float(text) if dtype == "FP32" else int(text)
-            inputs[name] = np.array([[value]], NUMPY_DTYPES[dtype])
-        except (ValueError, OverflowError) as error:
-            raise InvalidRequest(f"context {name} is {text!r}; expected a number.") from error
-    return inputs
+def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:
+    """Return the inputs of one request, as the client sends them to a server. Raises InvalidRequest.
+
+    query: with ids on the wire
+    """
+    spec = make_ensemble_spec(pipeline.specs)
+    description = ModelDescription(
+        inputs={tensor.name: (tensor.dtype, tensor.dims[0]) for tensor in spec.inputs},
+        outputs={tensor.name: (tensor.dtype, tensor.dims[0]) for tensor in spec.outputs},
+        max_batch=1,
+    )
+    signature = Signature.of(description)
+    if len(query.exclude) > signature.exclusions:  # a client leaves the others out of the answer, but explains nothing
+        raise InvalidRequest(f"exclude has {len(query.exclude)} items; expected at most {signature.exclusions}. Send fewer.")
+    return encode([replace(query, user_id=find_visitor_id(query), session=None)], signature)
 
 
 def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[Place], list]:

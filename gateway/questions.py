@@ -1,12 +1,13 @@
-"""Parse requests for recommendations, and write errors as JSON.
+"""Parse requests for recommendations and explanations, and write errors as JSON.
 
-This route is parsed here and not by FastAPI, whose parsing costs more than the rest of the gateway.
-`PARAMETERS` describes the same in /openapi.json.
+The route of recommendations is parsed here and not by FastAPI, whose parsing costs more than the rest of the gateway.
+`describe_parameters` describes the same in /openapi.json.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
@@ -18,6 +19,7 @@ from gateway.event_shapes import MOST_SESSION_CHARACTERS
 from gateway.faults import describe_fault
 from gateway.recommendations import Question
 from gateway.settings import GatewaySettings
+from gateway.visitors import Visitor
 from triton_recommender import InvalidRequest
 
 CONTEXT = "context."  # before a context column's name in a query
@@ -28,8 +30,8 @@ RETRY_AFTER = {"retry-after": "1"}
 STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 
 
-class Parameters(BaseModel):
-    """Parameters of a request for recommendations, besides `context.NAME`. List items are separated by commas, or repeated."""
+class VisitorParameters(BaseModel):
+    """Parameters that say who asks, besides `context.NAME`. List items are separated by commas, or repeated."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -39,6 +41,11 @@ class Parameters(BaseModel):
     )
     history: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of what the server knows")
     exclude: tuple[str, ...] = ()
+
+
+class Parameters(VisitorParameters):
+    """Parameters of a request for recommendations."""
+
     k: int | None = Field(None, ge=1)
     after: int | None = Field(None, ge=0, description="sequence of an event that the answer must reflect")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
@@ -48,15 +55,58 @@ class Parameters(BaseModel):
     priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="low is shed first under load")
 
 
-SINGLE = tuple(
-    name for name, field in Parameters.model_fields.items() if name not in LISTS and field.alias not in HEADERS.values()
-)
+class ExplainParameters(VisitorParameters):
+    """Parameters of a request for an explanation."""
+
+    item: str = Field(min_length=1, description="the item to explain")
 
 
 def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     """Return the question of a request. Raises InvalidRequest."""
-    values: dict[str, Any] = {HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
+    headers = {HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
+    parameters, context = read_parameters(Parameters, scope, headers)
+    deadline_ms = (
+        settings.deadline_ms if parameters.deadline_ms is None else min(parameters.deadline_ms, settings.most_deadline_ms)
+    )
+    return Question(
+        **describe_visitor(parameters, context),
+        generation=parameters.generation,
+        after=parameters.after,
+        k=parameters.k,
+        deadline_s=deadline_ms / 1_000,
+        priority=parameters.priority,
+        fallback=parameters.fallback == "popular" and parameters.generation is None,
+        reasons=parameters.reasons,
+    )
+
+
+def read_visitor_and_item(scope: Scope) -> tuple[Visitor, str]:
+    """Return who asks for an explanation, and the item to explain. Raises InvalidRequest."""
+    parameters, context = read_parameters(ExplainParameters, scope, {})
+    return Visitor(**describe_visitor(parameters, context)), parameters.item
+
+
+def describe_visitor(parameters: VisitorParameters, context: dict[str, str]) -> dict[str, Any]:
+    """Return the fields of Visitor that each request has."""
+    who = {name: getattr(parameters, name) for name in VisitorParameters.model_fields}
+    return who | {"context": context}
+
+
+Form = TypeVar("Form", bound=VisitorParameters)
+
+
+@cache
+def list_single(form: type[VisitorParameters]) -> tuple[str, ...]:
+    """Return the names of a form's parameters, without lists and headers."""
+    fields = form.model_fields.items()
+    return tuple(name for name, field in fields if name not in LISTS and field.alias not in HEADERS.values())
+
+
+def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> tuple[Form, dict[str, str]]:
+    """Return the parameters of a request, and the values of its context columns by name. Raises InvalidRequest."""
+    values: dict[str, Any] = dict(headers)
     context: dict[str, str] = {}
+    single = list_single(form)
     for name, value in parse_query(scope["query_string"]):
         if name in LISTS:
             values[name] = (*values.get(name, ()), *split_ids([value]))
@@ -64,32 +114,19 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
             raise InvalidRequest(f"{name} is given more than once; expected one value.")
         elif name.startswith(CONTEXT):
             context[name] = value
-        elif name in SINGLE:
+        elif name in single:
             values[name] = value
         else:
-            known = ", ".join((*SINGLE, *LISTS, f"{CONTEXT}NAME"))
+            known = ", ".join((*single, *LISTS, f"{CONTEXT}NAME"))
             raise InvalidRequest(f"There is no parameter {name!r}. The parameters are {known}.")
     try:
-        parameters = Parameters.model_validate(values)
+        parameters = form.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
         raise InvalidRequest(describe_fault(fault, fault["loc"][:1])) from error
     if parameters.user is None and parameters.session is None and parameters.history is None:
         raise InvalidRequest("None of user, session and history is given; expected at least one of them.")
-    deadline_ms = (
-        settings.deadline_ms if parameters.deadline_ms is None else min(parameters.deadline_ms, settings.most_deadline_ms)
-    )
-    given = (
-        parameters.user,
-        parameters.session,
-        parameters.history,
-        parameters.exclude,
-        {name.removeprefix(CONTEXT): value for name, value in context.items()},
-        parameters.after,
-        parameters.k,
-    )
-    fallback = parameters.fallback == "popular" and parameters.generation is None
-    return Question(*given, deadline_ms / 1_000, parameters.priority, fallback, parameters.generation, parameters.reasons)
+    return parameters, {name.removeprefix(CONTEXT): value for name, value in context.items()}
 
 
 def parse_query(query: bytes) -> list[tuple[str, str]]:
@@ -100,9 +137,9 @@ def parse_query(query: bytes) -> list[tuple[str, str]]:
         raise InvalidRequest("The query is not UTF-8; expected each parameter in UTF-8, percent-encoded.") from error
 
 
-def split_ids(values: list[str] | None) -> tuple[str, ...]:
+def split_ids(values: list[str]) -> tuple[str, ...]:
     """Split values that hold one id each, or several separated by commas."""
-    return tuple(part for value in values or () for part in value.split(",") if part)
+    return tuple(part for value in values for part in value.split(",") if part)
 
 
 class JsonResponse(Response):
@@ -119,10 +156,13 @@ def error_response(status: int, code: str, message: str) -> JsonResponse:
     return JsonResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
 
 
-def _describe_parameter(name: str, field: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "header" if name in HEADERS.values() else "query", "required": False, "schema": field}
+def describe_parameters(form: type[VisitorParameters]) -> dict[str, Any]:
+    """Return a form's parameters as /openapi.json describes them."""
+    stated = form.model_json_schema()
+    required = stated.get("required", ())
 
+    def describe(name: str, field: dict[str, Any]) -> dict[str, Any]:
+        place = "header" if name in HEADERS.values() else "query"
+        return {"name": name, "in": place, "required": name in required, "schema": field}
 
-PARAMETERS = {
-    "parameters": [_describe_parameter(name, field) for name, field in Parameters.model_json_schema()["properties"].items()]
-}
+    return {"parameters": [describe(name, field) for name, field in stated["properties"].items()]}

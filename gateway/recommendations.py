@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from opentelemetry import trace
@@ -16,6 +16,7 @@ from gateway.explain import Explainer
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
+from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import FAILED, FALLBACK, Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
 from triton_recommender import (
@@ -29,8 +30,6 @@ from triton_recommender import (
     RecommenderError,
     Sources,
 )
-from triton_recommender.ids import session_id
-from triton_recommender.tensors import ANONYMOUS
 
 log = logging.getLogger("gateway")
 
@@ -46,34 +45,15 @@ DEGRADED_NAMES = {
 
 
 @dataclass(frozen=True)
-class Question:
-    """A request for recommendations, with ids as the shop writes them. k: None for all.
+class Question(Visitor):
+    """A request for recommendations, with ids as the shop writes them. k: None for all."""
 
-    session: identifies a visitor without a user id, or one whose user id is unknown
-    history: item ids, newest first, in place of what the server knows
-    """
-
-    user: str | None = None
-    session: str | None = None
-    history: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    context: dict[str, str] = field(default_factory=dict)
     after: int | None = None
     k: int | None = None
     deadline_s: float = 0.25
     priority: str = "normal"  # high, normal or low: low ones are shed first when the servers are overloaded
     fallback: bool = True  # False: an error instead of popular items
-    generation: int | None = None  # the generation that must answer, for testers; None: the experiment decides
     reasons: bool = False  # whether to say for each item which sources and which items of the history propose it
-
-
-class WireIds(NamedTuple):
-    """The ids of a question, as the server knows them. session: None where the user is known"""
-
-    user_id: int | None
-    history: list[int] | None
-    exclude: list[int]
-    session: str | None
 
 
 class Answered(NamedTuple):
@@ -111,9 +91,8 @@ class Answering:
             answered = self.answer_with_popular(question, Overloaded.status)
             self._metrics.shed.labels(question.priority).inc()
             return answered
-        shop, request_id, ids = self._shop, uuid.uuid4().hex, self._parse_ids(question)
-        query = Query(ids.user_id, ids.history, ids.exclude, question.context, question.after, ids.session)
-        user_id = ids.user_id if ids.session is None else session_id(ids.session)
+        shop, request_id, query = self._shop, uuid.uuid4().hex, self._make_query(question)
+        user_id = find_visitor_id(query)
         shop.refresh()
         enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
@@ -132,7 +111,7 @@ class Answering:
                 log.warning(
                     "answered with popular items: %s", error, exc_info=not _is_expected(error), extra={"fields": fields}
                 )
-            content = self._build_popular(question, ids, user_id, request_id, enrolment)
+            content = self._build_popular(question, query, user_id, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
@@ -146,7 +125,7 @@ class Answering:
         if question.reasons:
             asked_s = time.monotonic()
             left_s = question.deadline_s - (asked_s - began_s)
-            items = await self._add_reasons(items, question, user_id, ids.history, answer, left_s)
+            items = await self._add_reasons(items, query, answer, left_s)
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
@@ -154,39 +133,22 @@ class Answering:
 
     def answer_with_popular(self, question: Question, reason: str) -> Answered:
         """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
-        ids = self._parse_ids(question)
+        query = self._make_query(question)
         self._metrics.fallbacks.labels(reason).inc()
-        return Answered(self._build_popular(question, ids, ids.user_id, uuid.uuid4().hex, NO_EXPERIMENT), {})
+        return Answered(self._build_popular(question, query, find_visitor_id(query), uuid.uuid4().hex, NO_EXPERIMENT), {})
 
-    def _parse_ids(self, question: Question) -> WireIds:
-        """Return a question's ids on the wire. Raises InvalidRequest.
-
-        Of user and session, the session counts where the user is unknown.
-        """
-        shop, session = self._shop, question.session
-        user_id = None if question.user is None else shop.parse_user_id(question.user)
-        exclude = [shop.parse_item_id(item) for item in question.exclude]
-        history = None if question.history is None else [shop.parse_item_id(item) for item in question.history]
-        if session is not None and user_id is not None:
-            user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
-        return WireIds(user_id, history, exclude, session)
+    def _make_query(self, question: Question) -> Query:
+        return replace(question.make_query(self._shop), after=question.after)
 
     async def _add_reasons(
-        self,
-        items: list[dict[str, Any]],
-        question: Question,
-        user_id: int | None,
-        history: list[int] | None,
-        answer: Recommendations,
-        left_s: float,
+        self, items: list[dict[str, Any]], query: Query, answer: Recommendations, left_s: float
     ) -> list[dict[str, Any]]:
         """Return the items with their reasons, null where they are not found within `left_s`: they must not cost an answer."""
         reasons: list[dict[str, Any] | None] = [None] * len(items)
         if answer.generation == self._shop.published.generation:  # a challenger has other reasons
-            asked = (ANONYMOUS if user_id is None else user_id, history, question.context, answer.item_ids)
             try:
                 async with asyncio.timeout(left_s):
-                    reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, *asked)
+                    reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, query, answer.item_ids)
             except Exception as error:  # of any kind: there is an answer
                 reason = "they took too long" if isinstance(error, TimeoutError) else error
                 log.warning("an answer has no reasons: %s", reason, exc_info=not isinstance(error, TimeoutError))
@@ -225,9 +187,9 @@ class Answering:
             self._metrics.limit.set(limiter.limit)
 
     def _build_popular(
-        self, question: Question, ids: WireIds, user_id: int | None, request_id: str, enrolment: Enrolment
+        self, question: Question, query: Query, user_id: int | None, request_id: str, enrolment: Enrolment
     ) -> dict[str, Any]:
-        hidden = {*ids.exclude, *(ids.history or ())}
+        hidden = set(map(int, (*query.exclude, *(query.history or ()))))
         popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K)
         items = self._shop.list_items(popular, [None] * len(popular))
         if question.reasons:

@@ -137,11 +137,12 @@ class RuleMove(Strict):
 class Explanation(Strict):
     """why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors.
 
+    user: null for a session or a history; known: null where neither user nor session is given
     generation: the explained one; experiment: a sentence if an experiment shows the user items of another one, else null
     """
 
-    user: Id
-    known: bool
+    user: Id | None
+    known: bool | None
     item: Item
     shown: bool
     why: str
@@ -154,16 +155,23 @@ class Explanation(Strict):
 
 
 class Seen(Item):
-    """An item of a user's history. time: of the event, ISO 8601."""
+    """An item of a user's or session's history. time: of the event, ISO 8601."""
 
     time: str
 
 
-class User(Strict):
-    user: Id
+class KnownVisitor(Strict):
     known: bool
     events: int
     history: list[Seen]
+
+
+class User(KnownVisitor):
+    user: Id
+
+
+class Session(KnownVisitor):
+    session: str
 
 
 class ExperimentFacts(Strict):

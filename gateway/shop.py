@@ -115,6 +115,10 @@ class Shop:
             for item_id, score in zip(item_ids, scores, strict=True)
         ]
 
+    def describe_user_id(self, written: str) -> int | str:
+        """Return a user's id as answers name it. written: the id as the caller wrote it"""
+        return written if self.published.catalogue.user_names else self.parse_user_id(written)
+
     def describe_item(self, item_id: int, written: str | None = None) -> dict[str, Any]:
         """Return an item as answers name it: the shop's own id, and the title. written: the id as the caller wrote it"""
         catalogue = self.published.catalogue

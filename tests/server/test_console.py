@@ -70,10 +70,11 @@ class Page:
     def __init__(self, browser: webdriver.Chrome, served: Served) -> None:
         self.browser, self.origin = browser, f"http://127.0.0.1:{served.port}"
 
-    def open(self, user: int | None = None) -> None:
+    def open(self, user: int | None = None, session: str = "") -> None:
         self.browser.get("about:blank")  # so that another user in the address loads the page anew
-        self.browser.get(self.origin + "/" + (f"#user={user}" if user is not None else ""))
-        if user is not None:
+        address = f"#session={session}" if session else f"#user={user}" if user is not None else ""
+        self.browser.get(f"{self.origin}/{address}")
+        if address:
             self.wait(lambda: self.items())
 
     def wait(self, condition) -> None:
@@ -120,7 +121,7 @@ def test_a_list_is_only_shown_while_its_user_is_followed(page, served):
     """An item of another user's list would be posted as an event of the wrong user."""
     page.open(USER)
     page.browser.execute_script(HOLD, USER + 1)
-    box = page.browser.find_element(By.ID, "user")
+    box = page.browser.find_element(By.ID, "visitor")
 
     def follow(user: int) -> None:
         box.clear()
@@ -174,6 +175,23 @@ def test_any_item_can_be_asked_about(page):
     page.wait(lambda: "The user has seen it already." in page.text("why"))
 
 
+def test_a_session_is_followed_like_a_user(page, served):
+    page.open(session="a3f")
+    assert page.text("known") == "This session is unknown: a cold start."
+    assert page.items("history") == []
+    page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.item").click()
+    page.wait(lambda: page.items("history"))
+    assert page.text("known") == "1 events"
+    [seen] = page.items("history")
+    assert seen not in page.items()
+    page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.small").click()
+    page.wait(lambda: "It is shown at place 1" in page.text("why"))
+    box = page.browser.find_element(By.ID, "item")
+    box.clear()
+    box.send_keys(seen + "\n")
+    page.wait(lambda: "The user has seen it already." in page.text("why"))
+
+
 def test_a_title_with_markup_is_shown_as_text(page, served):
     page.open(USER)
     item = page.items()[0]
@@ -199,7 +217,7 @@ def test_no_request_leaves_the_origin_and_no_policy_is_broken(page):
 def test_a_token_is_sent_where_one_is_given(page):
     page.open()
     page.browser.find_element(By.ID, "token").send_keys("secret")
-    page.browser.find_element(By.ID, "user").send_keys(f"{USER}\n")
+    page.browser.find_element(By.ID, "visitor").send_keys(f"{USER}\n")
     page.wait(lambda: page.items())
     messages = [json.loads(entry["message"])["message"] for entry in page.browser.get_log("performance")]
     requests = [sent["params"]["request"] for sent in messages if sent["method"] == "Network.requestWillBeSent"]

@@ -28,8 +28,9 @@ class Explained:
     def __init__(self, repo: Path) -> None:
         self.door = Gateway(repo, lambda query: [])
 
-    def __call__(self, item: int, user: int = USER, **params) -> dict:
-        response = self.door.ask("GET", "/v1/explain", params={"user": user, "item": item, **params})
+    def __call__(self, item: int, **params) -> dict:
+        who = {} if params.keys() & {"user", "session", "history"} else {"user": USER}
+        response = self.door.ask("GET", "/v1/explain", params={"item": item, **who, **params})
         assert response.status_code == 200, response.text
         schema.Explanation.model_validate(response.json())
         return response.json()
@@ -66,6 +67,59 @@ def test_why_not_seen_excluded_unknown(explained, history):
     fresh = next(item for item in range(1, 31) if item not in history)
     assert explained(fresh, exclude=str(fresh))["why"] == "The request excludes it."
     assert explained(999)["why"].startswith("Generation 1 does not know the item")
+
+
+def test_a_visitor_without_a_user_id_is_explained_by_the_history_of_the_request(explained, history):
+    seen = history[0]
+    told = explained(seen, history=f"{seen},{history[1]}")
+    assert (told["user"], told["known"], told["why"]) == (None, None, "The user has seen it already.")
+    others = [explained(item, history=seen) for item in range(1, 31) if item != seen]
+    assert {cause["id"] for told in others for cause in told["because"]} == {seen}
+
+
+def test_a_session_without_events_is_a_cold_start(explained):
+    told = explained(3, session="a3f")
+    assert (told["user"], told["known"], told["because"]) == (None, False, [])
+    assert told["places"] == explained(3, user=999_999)["places"]
+    assert explained(3, user=USER, session="a3f")["places"] == explained(3)["places"]
+    session = explained.door.ask("GET", "/v1/sessions/a3f").json()
+    schema.Session.model_validate(session)
+    assert session == {"session": "a3f", "known": False, "events": 0, "history": []}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"user": ""},
+        {"user": "anna"},
+        {"user": str(-(1 << 62) - 1)},
+        {"user": ["7", "8"]},
+        {"session": ""},
+        {"session": "a" * 2_000},
+        {"history": "-2"},
+        {"history": "red"},
+        {"user": "7", "exclude": "-5"},
+        {"user": "7", "context.colour": "red"},
+        {"user": "7", "context.temperature": "warm"},
+        {"user": "7", "context.device": ["phone", "tablet"]},
+    ],
+)
+def test_what_recommendations_refuse_is_not_explained_either(explained, params):
+    refused = explained.door.ask("GET", "/v1/recommendations", params=params)
+    told = explained.door.ask("GET", "/v1/explain", params={"item": "3"} | params)
+    assert refused.status_code == told.status_code == 400
+    assert told.json() == refused.json()
+
+
+def test_a_mistyped_parameter_is_refused(explained):
+    for params, said in (
+        ({"item": "3", "user": "7", "sesion": "a3f"}, "There is no parameter 'sesion'. The parameters are user, session, "),
+        ({"user": "7"}, "item is missing. Add it."),
+    ):
+        response = explained.door.ask("GET", "/v1/explain", params=params)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith(said)
 
 
 def test_more_excluded_items_than_a_server_takes_are_refused(explained):

@@ -8,13 +8,14 @@ from gateway.explain import build_inputs, find_sources
 from live.exposures import SOURCE_NAMES
 from serving.pipeline import Pipeline
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms, upserted
+from triton_recommender import Query
 
 LIVE_PAIRS, LIVE_SALES, NEW_ITEMS = "live_pairs", "live_sales", "new_items"
 BUYER, VISITOR = 7, -5  # a user of the log, and one without a history
 
 
 def name_sources(pipeline: Pipeline, user: int, item: int) -> set[str]:
-    inputs = build_inputs(pipeline, user, (), {})
+    inputs = build_inputs(pipeline, Query(user))
     trace = inputs | pipeline.trace(inputs)
     position = int(pipeline.stages["retrieve"].items.find_positions(np.array([item]))[0])
     [(sources, _)] = find_sources(pipeline, trace, [position])

@@ -1,0 +1,48 @@
+"""Who asks for recommendations: a user, a session, or whoever had the items of a history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.shop import Shop
+from triton_recommender import Query
+from triton_recommender.client import resolve_visitor
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A visitor, with ids as the shop writes them, and what the answer must heed.
+
+    session: identifies a visitor without a user id, or one whose user id is unknown
+    history: item ids, newest first, in place of what the server knows
+    """
+
+    user: str | None = None
+    session: str | None = None
+    history: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    context: Mapping[str, str] = field(default_factory=dict)
+    generation: int | None = None  # the generation that must answer, for testers; None: the experiment decides
+
+    def make_query(self, shop: Shop) -> Query:
+        """Return the query with ids on the wire. Of user and session, it has the session where the user is unknown.
+
+        Raises InvalidRequest.
+        """
+        session = self.session
+        user_id = None if self.user is None else shop.parse_user_id(self.user)
+        exclude = [shop.parse_item_id(item) for item in self.exclude]
+        history = None if self.history is None else [shop.parse_item_id(item) for item in self.history]
+        if session is not None and user_id is not None:
+            user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
+        return Query(user_id, history, exclude, self.context, session=session)
+
+
+def find_visitor_id(query: Query) -> int | None:
+    """Return the id on the wire of a query's user or session, None without either.
+
+    Raises InvalidRequest for a user id that is reserved for sessions.
+    """
+    found = resolve_visitor(query)
+    return None if found is None else int(found)
