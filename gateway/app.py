@@ -45,7 +45,7 @@ from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.similar import SimilarItems
 from gateway.tracing import Tracing
-from gateway.visitors import Visitor, find_visitor_id
+from gateway.visitors import Visitor
 from live.exposures import ExposureLog
 from repository.generations import find_newest
 from repository.rounds import read_round, read_running
@@ -77,7 +77,8 @@ def create_app(
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
     store = find_live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
-    experiments, explainer, readiness = Experiments(store), Explainer(shop), Readiness(recommender)
+    experiments, readiness = Experiments(store), Readiness(recommender)
+    explainer = Explainer(shop, Experiments(store))
     finder = SimilarItems(shop)
     answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
 
@@ -109,7 +110,7 @@ def create_app(
     handle_errors(app)
     _add_recommendations(app, answer)
     _add_feedback(app, Recorder(shop, recommender, metrics))
-    _add_explanations(app, shop, explainer, finder, experiments, LogReports(shop.repo, "progress"))
+    _add_explanations(app, shop, explainer, finder, LogReports(shop.repo, "progress"))
     _add_health(app, shop.repo, readiness, metrics, experiments)
     _add_console(app)
     return app
@@ -178,9 +179,7 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
         return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
 
 
-def _add_explanations(
-    app: FastAPI, shop: Shop, explainer: Explainer, finder: SimilarItems, experiments: Experiments, reports: LogReports
-) -> None:
+def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: SimilarItems, reports: LogReports) -> None:
     """Add the routes that say what is known: of items, users, answers, the generation and its experiment."""
 
     @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar)
@@ -198,13 +197,12 @@ def _add_explanations(
         """Explain why a user, a session, or whoever had the items of `history`, is shown an item or not.
 
         The answer has the item's rank and score after each stage, and what led to it. Context columns: `context.NAME=value`.
-        The served generation is explained. `experiment` says so if an experiment shows the user items of another one.
+        It explains the generation that the visitor's list is of, or `generation`. `experiment` says so if an experiment shows
+        the visitor items of another one, too.
         """
         visitor, item = read_visitor_and_item(request.scope)
         shop.refresh()
-        explanation = await asyncio.to_thread(explainer.explain, visitor, item)
-        enrolment = experiments.enrol(find_visitor_id(visitor.make_query(shop)), None, explanation["generation"])
-        return JsonResponse(explanation | {"experiment": enrolment.describe_difference(explanation["generation"])})
+        return JsonResponse(await asyncio.to_thread(explainer.explain, visitor, item))
 
     @app.get("/v1/users/{user_id:path}", response_model=schema.User)
     async def describe_user(user_id: PathId) -> Response:

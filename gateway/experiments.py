@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serving.contract.errors import ArtifactError
-from serving.live.experiment import CHALLENGER_ARM, INTERLEAVED_ARM, Experiment, FollowedExperiment
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, Experiment, FollowedExperiment
 from trials.interleaving import CHALLENGER, NOBODY, draft_teams
 from triton_recommender import InvalidRequest, ModelNotFound, Recommendations, RecommenderError
 from triton_recommender.tensors import PAD_ID
@@ -54,13 +54,19 @@ class Enrolment(NamedTuple):
 
     def describe_difference(self, explained: int) -> str | None:
         """Return a sentence if the user is shown items of another generation than the explained one, None otherwise."""
-        if self.experiment is None or self.arm not in (CHALLENGER_ARM, INTERLEAVED_ARM) or self.challenger == explained:
+        if self.experiment is None:
             return None
-        mixed = f" mixed with those of {self.experiment.champion}" if self.arm == INTERLEAVED_ARM else ""
-        return (
-            f"This explains generation {explained}. In the experiment {self.name!r} this user is shown items of generation "
-            f"{self.challenger}{mixed}."
-        )
+        shown = self.list_shown(self.experiment.champion)
+        if shown == (explained,):
+            return None
+        items = f"items of generation {' mixed with those of '.join(map(str, shown))}"
+        return f"This explains generation {explained}. In the experiment {self.name!r} this user is shown {items}."
+
+    def list_shown(self, champion: int) -> tuple[int, ...]:
+        """Return the generations whose items the user is shown. champion: the served one"""
+        if self.challenger is None or self.arm == CHAMPION_ARM:  # a shadow is not shown
+            return (champion,)
+        return (self.challenger, champion) if self.arm == INTERLEAVED_ARM else (self.challenger,)
 
 
 NO_EXPERIMENT = Enrolment()
@@ -93,6 +99,11 @@ class Experiments:
         except ArtifactError as error:
             log.warning("the champion answers everybody: %s", error)
             return None
+
+    def list_served(self, champion: int) -> set[int]:
+        """Return the generations that may answer: the champion, and the challenger while an experiment runs."""
+        experiment = self.read_current()
+        return {champion, experiment.challenger} if experiment and experiment.runs else {champion}
 
     def enrol(self, user_id: int | None, forced: int | None, champion: int) -> Enrolment:
         """Return a request's part in the experiment.

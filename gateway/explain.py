@@ -1,4 +1,4 @@
-"""Explain why an item is in a user's list, or why not, by running the generation's pipeline in this process.
+"""Explain why an item is in a user's list, or why not, by running the pipeline of a generation that answers in this process.
 
 trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the first stage that lost the item, and its reason
 """
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gateway.experiments import Experiments
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
 from gateway.visitors import Visitor, find_visitor_id
@@ -43,47 +44,66 @@ class Place:
     score: float | None
 
 
-class Explainer:
-    """Explains by the pipeline of the generation that answers, which it loads on demand."""
+class Loaded(NamedTuple):
+    """A generation's pipeline. stamps: of the files that it maps"""
 
-    def __init__(self, shop: Shop) -> None:
-        self._shop, self._lock = shop, threading.Lock()
-        self._pipeline: Pipeline | None = None
-        self._stamps: dict[Path, Stamp | None] = {}  # of the files that the pipeline maps
+    pipeline: Pipeline
+    stamps: dict[Path, Stamp | None]
+
+
+class Explainer:
+    """Explains by the pipelines of the generations that answer, which it loads on demand. Threads may share it."""
+
+    def __init__(self, shop: Shop, experiments: Experiments) -> None:
+        """experiments: followed by nobody else, because those of the event loop are not for threads"""
+        self._shop, self._experiments, self._lock = shop, experiments, threading.Lock()
+        self._loaded: dict[int, Loaded] = {}
 
     def explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
-        """Return schema.Explanation as a JSON object, without `experiment`.
+        """Return schema.Explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
 
-        Raises InvalidRequest, ArtifactError or RequestError. item: its id as the shop writes it
+        It explains the generation that the visitor demands, otherwise that of the visitor's list. Where a list has items of two
+        generations, it explains one that shows the item, if there is one. item: its id as the shop writes it
         """
         query, item_id = visitor.make_query(self._shop), self._shop.parse_item_id(item)
+        champion = self._shop.published.generation
         with self._lock:
-            pipeline = self._load_pipeline()
-            inputs = build_inputs(pipeline, query)
-            trace = inputs | pipeline.trace(inputs)
-            explanation = self._build_explanation(pipeline, trace, item_id)
+            enrolment = self._experiments.enrol(find_visitor_id(query), None, champion)
+            demanded = visitor.generation
+            for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
+                pipeline = self._load_pipeline(generation)
+                inputs = build_inputs(pipeline, query)
+                trace = inputs | pipeline.trace(inputs)
+                explanation = self._build_explanation(pipeline, trace, item_id)
+                if explanation["shown"]:
+                    break
         user = None if visitor.user is None else self._shop.describe_user_id(visitor.user)
         known = {"user": user, "known": self._knows(query), "item": self._shop.describe_item(item_id, item)}
-        return known | explanation
+        return known | explanation | {"generation": generation, "experiment": enrolment.describe_difference(generation)}
 
-    def find_reasons(self, query: Query, item_ids: Sequence[int]) -> list[dict[str, Any]]:
+    def find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
         """Return for each item which sources propose it, and which items of the history, as JSON objects (schema.Reasons).
 
-        query: with ids on the wire. Raises InvalidRequest, ArtifactError or RequestError.
+        query: with ids on the wire; generations: for each item the one that it is of
+        Raises InvalidRequest, ArtifactError or RequestError.
         """
+        reasons: dict[int, dict[str, Any]] = {}
         with self._lock:
-            pipeline = self._load_pipeline()
-            inputs = build_inputs(pipeline, replace(query, exclude=(), after=None))
-            trace = inputs | pipeline.trace(inputs)
-            positions = pipeline.stages["retrieve"].items.find_positions(np.array(item_ids, np.int64)).tolist()
-            found = find_sources(pipeline, trace, positions)
-        return [{"source": source, "because": self._describe_contributors(contributors)} for source, contributors in found]
+            for generation in set(generations):
+                own = [item_id for item_id, of in zip(item_ids, generations, strict=True) if of == generation]
+                pipeline = self._load_pipeline(generation)
+                inputs = build_inputs(pipeline, replace(query, exclude=(), after=None))
+                trace = inputs | pipeline.trace(inputs)
+                positions = pipeline.stages["retrieve"].items.find_positions(np.array(own, np.int64)).tolist()
+                for item_id, (source, because) in zip(own, find_sources(pipeline, trace, positions), strict=True):
+                    reasons[item_id] = {"source": source, "because": self._describe_contributors(because)}
+        return [reasons[item_id] for item_id in item_ids]
 
     def describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
         """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor)."""
         query = visitor.make_query(self._shop)
         with self._lock:
-            pipeline = self._load_pipeline()
+            pipeline = self._load_pipeline(self._shop.published.generation)
             inputs = build_inputs(pipeline, query)
             state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
         seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
@@ -95,23 +115,29 @@ class Explainer:
         return {"known": self._knows(query), "events": int(state.event_count[0]), "history": history}
 
     def close(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.close()
+        for generation in list(self._loaded):
+            self._loaded.pop(generation).pipeline.close()
 
-    def _load_pipeline(self) -> Pipeline:
-        """Return the pipeline of the generation that answers; load it if it is another one than before, or its files changed.
+    def _load_pipeline(self, generation: int) -> Pipeline:
+        """Return the pipeline of a generation that answers; load it if it is not loaded, or if its files changed.
 
-        A process that reads a mapped page beyond the end of its file is ended by the kernel.
+        A process that reads a mapped page beyond the end of its file is ended by the kernel. Raises InvalidRequest for a
+        generation that does not answer.
         """
-        wanted = self._shop.published.generation
-        has_changed = any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
-        if self._pipeline is None or self._pipeline.info.generation != wanted or has_changed:
-            self.close()
-            self._pipeline = None
-            folders = [find_stage_folder(self._shop.repo, stage, wanted) for stage in STAGES]
-            self._stamps = {path: read_stamp(path) for folder in folders for path in folder.rglob("*.npy")}
-            self._pipeline = Pipeline.load(self._shop.repo, wanted, self._shop.reader)
-        return self._pipeline
+        champion = self._shop.published.generation
+        served = self._experiments.list_served(champion)
+        for other, loaded in list(self._loaded.items()):
+            if other not in served or any(read_stamp(path) != stamp for path, stamp in loaded.stamps.items()):
+                self._loaded.pop(other).pipeline.close()
+        if generation not in served:
+            raise InvalidRequest(
+                f"generation is {generation}; expected {champion}, which is served, or the challenger of a running experiment."
+            )
+        if generation not in self._loaded:
+            folders = [find_stage_folder(self._shop.repo, stage, generation) for stage in STAGES]
+            stamps = {path: read_stamp(path) for folder in folders for path in folder.rglob("*.npy")}
+            self._loaded[generation] = Loaded(Pipeline.load(self._shop.repo, generation, self._shop.reader), stamps)
+        return self._loaded[generation].pipeline
 
     def _knows(self, query: Query) -> bool | None:
         visitor_id = find_visitor_id(query)
@@ -124,7 +150,6 @@ class Explainer:
         return {
             "shown": places[-1].rank is not None,
             "why": explain_place(pipeline, trace, item_id, position, places, rules),
-            "generation": pipeline.info.generation,
             "places": [vars(place) for place in places],
             "rules": [move._asdict() for move in rules],
             "source": source,

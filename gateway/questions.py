@@ -41,6 +41,7 @@ class VisitorParameters(BaseModel):
     )
     history: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of what the server knows")
     exclude: tuple[str, ...] = ()
+    generation: int | None = Field(None, gt=0, description="the generation that must answer, for tests; an error if it cannot")
 
 
 class Parameters(VisitorParameters):
@@ -49,7 +50,6 @@ class Parameters(VisitorParameters):
     k: int | None = Field(None, ge=1)
     after: int | None = Field(None, ge=0, description="sequence of an event that the answer must reflect")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
-    generation: int | None = Field(None, gt=0, description="the generation that must answer, for tests; an error if it cannot")
     reasons: bool = Field(False, description="whether each item says which sources and which items of the history propose it")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
     priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="low is shed first under load")
@@ -70,7 +70,6 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     )
     return Question(
         **describe_visitor(parameters, context),
-        generation=parameters.generation,
         after=parameters.after,
         k=parameters.k,
         deadline_s=deadline_ms / 1_000,

@@ -19,6 +19,7 @@ from gateway.shop import Shop
 from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import FAILED, FALLBACK, Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
+from trials.interleaving import CHALLENGER, CHAMPION
 from triton_recommender import (
     AsyncRecommender,
     DeadlineExceeded,
@@ -125,7 +126,7 @@ class Answering:
         if question.reasons:
             asked_s = time.monotonic()
             left_s = question.deadline_s - (asked_s - began_s)
-            items = await self._add_reasons(items, query, answer, left_s)
+            items = await self._add_reasons(items, query, shown, enrolment.challenger, left_s)
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
@@ -141,17 +142,18 @@ class Answering:
         return replace(question.make_query(self._shop), after=question.after)
 
     async def _add_reasons(
-        self, items: list[dict[str, Any]], query: Query, answer: Recommendations, left_s: float
+        self, items: list[dict[str, Any]], query: Query, shown: Shown, challenger: int | None, left_s: float
     ) -> list[dict[str, Any]]:
         """Return the items with their reasons, null where they are not found within `left_s`: they must not cost an answer."""
+        answer, teams = shown.answer, shown.teams or [CHAMPION] * len(items)
         reasons: list[dict[str, Any] | None] = [None] * len(items)
-        if answer.generation == self._shop.published.generation:  # a challenger has other reasons
-            try:
-                async with asyncio.timeout(left_s):
-                    reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, query, answer.item_ids)
-            except Exception as error:  # of any kind: there is an answer
-                reason = "they took too long" if isinstance(error, TimeoutError) else error
-                log.warning("an answer has no reasons: %s", reason, exc_info=not isinstance(error, TimeoutError))
+        generations = [challenger if challenger and team == CHALLENGER else answer.generation for team in teams]
+        try:
+            async with asyncio.timeout(left_s):
+                reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, query, answer.item_ids, generations)
+        except Exception as error:  # of any kind: there is an answer
+            reason = "they took too long" if isinstance(error, TimeoutError) else error
+            log.warning("an answer has no reasons: %s", reason, exc_info=not isinstance(error, TimeoutError))
         return [item | {"reasons": why} for item, why in zip(items, reasons, strict=True)]
 
     async def _ask(self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment) -> Shown:

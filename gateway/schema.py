@@ -138,7 +138,7 @@ class Explanation(Strict):
     """why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors.
 
     user: null for a session or a history; known: null where neither user nor session is given
-    generation: the explained one; experiment: a sentence if an experiment shows the user items of another one, else null
+    generation: the explained one; experiment: a sentence if an experiment shows the user items of another one too, else null
     """
 
     user: Id | None

@@ -7,23 +7,30 @@ import gc
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from export.relayout import relayout
 from gateway import schema
 from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
+from repository.generations import pin
 from repository.rounds import ROUND_FILE, mark_round, record_round
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
-from tests.repositories import copy_small_repository, link_small_repository
+from serving.pipeline import Pipeline
+from serving.stages.rules.config import RulesConfig
+from tests.repositories import copy_small_repository, link_small_repository, small_repository
+from tests.server.test_publication import with_rules
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import InvalidRequest, Recommendations, ServerFault, Sources, StageDied, Unavailable
+from triton_recommender.ids import session_id
 
 CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]
 USERS = [str(user) for user in range(1, 13)]
@@ -69,17 +76,86 @@ def ids(answer: dict) -> list[int]:
     return [item["id"] for item in answer["items"]]
 
 
-def test_an_explanation_says_where_the_user_is_shown_items_of_another_generation(tmp_path):
-    tried = Tried(copy_small_repository(tmp_path / "shop"))
-    shown = "This explains generation 1. In the experiment 'spring' this user is shown items of generation 2"
-    for mode, expected in (("ab", f"{shown}."), ("interleave", f"{shown} mixed with those of 1."), ("shadow", None)):
+@pytest.fixture(scope="module")
+def two_generations(tmp_path_factory) -> tuple[Tried, int]:
+    """A gateway of a repository with two generations, and the item that heads everybody's list in the first one only."""
+    folder = tmp_path_factory.mktemp("compared")
+    repo = copy_small_repository(folder / "shop")
+    item = int(Pipeline.load(repo).recommend([int(USERS[0])])["item_ids"][0, 0])
+    relayout(with_rules(small_repository(), folder / "other", RulesConfig(blocked_items=(item,))), repo, "ensemble")
+    pin(repo, 1)
+    return Tried(repo, lambda query: CHALLENGERS, deadline_ms=60_000), item
+
+
+@pytest.fixture
+def compared(two_generations) -> Iterator[tuple[Tried, int]]:
+    yield two_generations
+    shutil.rmtree(find_experiment_folder(two_generations[0].repo))
+
+
+def test_an_explanation_is_of_the_generation_that_the_user_is_shown(compared):
+    tried, blocked = compared
+
+    def find_shared(user: str) -> int:
+        """Return an item that both generations show."""
+        shown = (all(explain(tried, item, user=user, generation=each)["shown"] for each in (1, 2)) for item in range(1, 31))
+        return 1 + list(shown).index(True)
+
+    unaware = [user for user in USERS if explain(tried, blocked, user=user)["shown"]]  # the others have seen it already
+    forced = "This explains generation {}. In the experiment 'spring' this user is shown items of generation {}."
+    for mode, of_blocked, of_shared in (("ab", 2, 2), ("interleave", 1, 2), ("shadow", 1, 1)):
         experiment = tried.start(mode=mode, share=0.5)
-        for is_enrolled in (True, False):
-            user = next(user for user in USERS if experiment.enrols(int(user)) == is_enrolled)
-            told = tried.door.ask("GET", "/v1/explain", params={"user": user, "item": 3}).json()
-            schema.Explanation.model_validate(told)
-            assert (told["generation"], told["experiment"]) == (1, expected if is_enrolled else None)
+        for who in ({"user": user} for user in unaware):
+            is_enrolled = experiment.enrols(int(who["user"]))
+            told = [explain(tried, item, **who) for item in (blocked, find_shared(who["user"]))]
+            explained = (of_blocked, of_shared) if is_enrolled else (1, 1)
+            assert tuple(each["generation"] for each in told) == explained
+            assert told[0]["shown"] == (explained[0] == 1)
+            if explained[0] == 2:
+                assert told[0]["why"] == "A rule drops it: blocked_items."
+            shown = "2 mixed with those of 1" if (mode, is_enrolled) == ("interleave", True) else str(explained[0])
+            for generation in (1, 2):
+                said = explain(tried, blocked, generation=generation, **who)
+                expected = None if shown == str(generation) else forced.format(generation, shown)
+                assert (said["generation"], said["shown"], said["experiment"]) == (generation, generation == 1, expected)
+        assert {experiment.enrols(int(user)) for user in unaware} == {True, False}
         end_experiment(tried.repo, "the next mode")
+
+
+def test_a_generation_that_does_not_answer_is_not_explained(compared):
+    tried, _ = compared
+    tried.start(share=0.5)
+    assert explain(tried, 3, user="7", generation=2)["generation"] == 2
+    end_experiment(tried.repo, "enough")
+    refused = tried.door.ask("GET", "/v1/explain", params={"user": "7", "item": 3, "generation": 2})
+    assert refused.status_code == 400
+    assert "expected 1, which is served, or the challenger of a running experiment" in refused.json()["error"]["message"]
+
+
+def test_a_sessions_items_are_explained_by_its_own_generation(compared):
+    tried, blocked = compared
+    experiment = tried.start(mode="ab", share=0.5)
+    told = {name: explain(tried, blocked, session=name)["generation"] for name in "abcdefgh"}
+    assert told == {name: 2 if experiment.enrols(session_id(name)) else 1 for name in told}
+    assert set(told.values()) == {1, 2}
+
+
+@pytest.mark.parametrize("mode", ["ab", "interleave"])
+def test_each_items_reasons_are_those_of_the_generation_that_it_is_of(compared, mode):
+    tried, _ = compared
+    tried.start(mode=mode, share=1.0)
+    for user, answer in tried.ask(USERS[:4], reasons="true").items():
+        for item in answer["items"]:
+            of = 2 if mode == "ab" or item["id"] in set(CHALLENGERS) - set(CHAMPIONS) else 1
+            told = explain(tried, item["id"], user=user, generation=of)
+            assert item["reasons"] == {part: told[part] for part in ("source", "because")}
+
+
+def explain(tried: Tried, item: int, **params) -> dict:
+    response = tried.door.ask("GET", "/v1/explain", params={"item": item} | params)
+    assert response.status_code == 200, response.text
+    schema.Explanation.model_validate(response.json())
+    return response.json()
 
 
 def test_users_are_answered_by_their_generation_again_and_again(tried):

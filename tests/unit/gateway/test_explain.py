@@ -100,6 +100,7 @@ def test_a_session_without_events_is_a_cold_start(explained):
         {"history": "-2"},
         {"history": "red"},
         {"user": "7", "exclude": "-5"},
+        {"user": "7", "generation": "0"},
         {"user": "7", "context.colour": "red"},
         {"user": "7", "context.temperature": "warm"},
         {"user": "7", "context.device": ["phone", "tablet"]},

@@ -173,7 +173,7 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
         ({"user": "7", "context.colour": "red"}, "no column 'colour'"),
         ({"user": "7", "context.temperature": "warm"}, "expected a number"),
         ({"user": str(1 << 63)}, "ids are whole numbers"),
-        ({"user": "7", "exclud": "3"}, "There is no parameter 'exclud'. The parameters are user, session, k, "),
+        ({"user": "7", "exclud": "3"}, "There is no parameter 'exclud'. The parameters are user, session, generation, k, "),
         ({"user": "7", "x-priority": "high"}, "There is no parameter 'x-priority'"),
         ({"user": ["7", "8"]}, "user is given more than once"),
         ({"user": "7", "context.device": ["phone", "tablet"]}, "context.device is given more than once"),
