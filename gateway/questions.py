@@ -25,6 +25,7 @@ from triton_recommender import InvalidRequest
 CONTEXT = "context."  # before a context column's name in a query
 LISTS = ("history", "exclude")
 HEADERS = {b"x-deadline-ms": "x-deadline-ms", b"x-priority": "x-priority"}
+LARGEST = (1 << 63) - 1  # int64
 RETRY_AFTER = {"retry-after": "1"}
 # The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
 STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
@@ -41,14 +42,16 @@ class VisitorParameters(BaseModel):
     )
     history: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of what the server knows")
     exclude: tuple[str, ...] = ()
-    generation: int | None = Field(None, gt=0, description="the generation that must answer, for tests; an error if it cannot")
+    generation: int | None = Field(
+        None, gt=0, le=LARGEST, description="the generation that must answer, for tests; an error if it cannot"
+    )
 
 
 class Parameters(VisitorParameters):
     """Parameters of a request for recommendations."""
 
-    k: int | None = Field(None, ge=1)
-    after: int | None = Field(None, ge=0, description="sequence of an event that the answer must reflect")
+    k: int | None = Field(None, ge=1, le=LARGEST)
+    after: int | None = Field(None, ge=0, le=LARGEST, description="sequence of an event that the answer must reflect")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
     reasons: bool = Field(False, description="whether each item says which sources and which items of the history propose it")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
@@ -63,7 +66,10 @@ class ExplainParameters(VisitorParameters):
 
 def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     """Return the question of a request. Raises InvalidRequest."""
-    headers = {HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name in HEADERS and headers.setdefault(HEADERS[name], value.decode("latin-1")) != value.decode("latin-1"):
+            raise InvalidRequest(f"{HEADERS[name]} is given more than once; expected one value.")
     parameters, context = read_parameters(Parameters, scope, headers)
     deadline_ms = (
         settings.deadline_ms if parameters.deadline_ms is None else min(parameters.deadline_ms, settings.most_deadline_ms)

@@ -128,6 +128,37 @@ def test_a_server_that_is_too_slow_is_not_waited_for(gateway):
     assert 0 < limits_s[0] <= 0.03  # the deadline travels to the server
 
 
+@pytest.mark.parametrize("deadline", ["0", "-1", "nan", "-inf", "abc", "", "5,6"])
+def test_a_deadline_that_is_no_time_is_refused(gateway, deadline):
+    response = gateway().ask("GET", "/v1/recommendations?user=7", headers={"x-deadline-ms": deadline})
+    assert response.status_code == 400
+    assert f"x-deadline-ms is '{deadline}'; expected a number" in response.json()["error"]["message"]
+
+
+def test_two_deadlines_are_refused(gateway):
+    response = gateway().ask("GET", "/v1/recommendations?user=7", headers=[("x-deadline-ms", "5"), ("x-deadline-ms", "500")])
+    assert response.status_code == 400
+    assert "x-deadline-ms is given more than once" in response.json()["error"]["message"]
+
+
+def test_a_deadline_that_no_server_can_keep_gets_popular_items(gateway):
+    door = gateway()
+    response = door.ask("GET", "/v1/recommendations?user=7", headers={"x-deadline-ms": "0.000001"})
+    assert response.status_code == 200
+    assert response.json()["degraded"] == ["gateway_fallback"]
+
+
+def test_more_items_than_there_are_may_be_asked_for_while_no_server_answers(gateway):
+    async def away(model, timeout_s):
+        raise Unavailable("gone")
+
+    door = gateway()
+    door.shop.server.describe = away
+    answer = door.recommend(user="7", k=str((1 << 63) - 1))
+    assert answer["degraded"] == ["gateway_fallback"]
+    assert answer["items"]
+
+
 def test_a_caller_may_choose_a_deadline_up_to_a_limit(gateway):
     door = gateway(most_deadline_ms=1_000)
     for asked_ms, most_s in (("500", 0.5), ("90000", 1.0)):
@@ -166,6 +197,13 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
         ({"user": "7", "exclude": "red"}, "item is 'red'"),
         ({"user": "7", "k": "0"}, "k is '0'; expected a number greater than or equal to 1."),
         ({"user": "7", "k": "ten"}, "k is 'ten'; expected a whole number."),
+        ({"user": "7", "k": "1.5"}, "k is '1.5'; expected a whole number."),
+        ({"user": "7", "k": str(1 << 63)}, f"k is '{1 << 63}'; expected a number less than or equal to {(1 << 63) - 1}."),
+        ({"user": "7", "after": "-1"}, "after is '-1'; expected a number greater than or equal to 0."),
+        ({"user": "7", "after": str(1 << 63)}, "expected a number less than or equal to"),
+        ({"user": "7", "generation": str(1 << 63)}, "expected a number less than or equal to"),
+        ({"user": "7", "exclude": "-1"}, "exclude is -1; expected a whole number from 0 to"),
+        ({"user": "7", "exclude": "1.0"}, "item is '1.0'"),
         ({"user": "7", "reasons": "maybe"}, "reasons is 'maybe'; expected true or false."),
         ({"user": "7", "fallback": "all"}, "fallback is 'all'; expected 'popular' or 'none'."),
         ({"user": ""}, "user is ''; expected at least 1 character."),
