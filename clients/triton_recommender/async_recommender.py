@@ -11,7 +11,7 @@ from triton_recommender.cache.base import Cache
 from triton_recommender.cache.transport import AsyncCachedTransport
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.client import DEFAULT_URL, Deadline, SharedClient, judge_health, list_urls
-from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Policy
+from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Policy, drop_result
 from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
 from triton_recommender.live import decode_sequences
 from triton_recommender.models import (
@@ -51,6 +51,7 @@ class AsyncRecommender(SharedClient):
         transport=None,
     ) -> None:
         super().__init__(timeouts, priority, catalogue, strict, cache)
+        self._readings: dict[str, asyncio.Task[ModelDescription]] = {}  # the latest of each model's description
         transports = (
             [transport]
             if transport is not None
@@ -110,20 +111,21 @@ class AsyncRecommender(SharedClient):
         try:
             try:
                 for call in self.make_observe_calls(resolved, model):
-                    sequences += decode_sequences(await self._infer(call, deadline))
+                    sequences += decode_sequences(await self._infer(call, deadline, model))
             except InvalidRequest:
                 if (newer := await self._describe_again(OBSERVE, model)) is None:
                     raise
                 for call in self.make_observe_calls(resolved[len(sequences) :], newer):
-                    sequences += decode_sequences(await self._infer(call, deadline))
+                    sequences += decode_sequences(await self._infer(call, deadline, newer))
         finally:
             await self._forget([event.user_id for event in resolved if isinstance(event.user_id, int)])
         return sequences
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
-        call = self.make_upsert_call(kind, record_id, columns, await self._describe(UPSERT))
-        return decode_sequences(await self._infer(call, Deadline(self.timeouts.request)))[0]
+        model = await self._describe(UPSERT)
+        call = self.make_upsert_call(kind, record_id, columns, model)
+        return decode_sequences(await self._infer(call, Deadline(self.timeouts.request), model))[0]
 
     async def signature(self) -> Signature:
         """See Recommender.signature."""
@@ -143,11 +145,19 @@ class AsyncRecommender(SharedClient):
         await self.close()
 
     async def _describe(self, model: str) -> ModelDescription:
-        known = self.models.get(model)
-        if known is None:
-            known = self.models[model] = await self._transport.describe(model, self.timeouts.connect)
-            self._described_s[model] = time.monotonic()
-        return known
+        """Return a model's description. Calls that need it at the same time share one reading, whatever their deadlines."""
+        if (known := self.models.get(model)) is not None:
+            return known
+        reading = self._readings.get(model)
+        if reading is None or reading.done():
+            reading = self._readings[model] = asyncio.create_task(self._read_description(model))
+            reading.add_done_callback(drop_result)
+        return await asyncio.shield(reading)
+
+    async def _read_description(self, model: str) -> ModelDescription:
+        description = self.models[model] = await self._transport.describe(model, self.timeouts.connect)
+        self._described_s[model] = time.monotonic()
+        return description
 
     async def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
         """See Recommender."""
@@ -172,15 +182,15 @@ class AsyncRecommender(SharedClient):
         signature = Signature.of(model)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(queries, signature, k, request_id, generation):
-            answers += decode(await self._infer(call, deadline), part, k, signature.exclusions)
+            answers += decode(await self._infer(call, deadline, model), part, k, signature.exclusions)
         return answers, call.request_id
 
-    async def _infer(self, call: Call, deadline: Deadline) -> dict:
+    async def _infer(self, call: Call, deadline: Deadline, used: ModelDescription) -> dict:
         with client_span(call.model, self.describe_span(call)) as headers:
             try:
                 return await self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
-                self.models.pop(call.model, None)
+                self.forget_description(call.model, used)
                 raise
 
     async def _health(self, transport) -> Health:

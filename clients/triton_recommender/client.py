@@ -63,8 +63,13 @@ class SharedClient:
             return True
         if time.monotonic() - self._described_s[model] < REREAD_S:
             return False
-        self.models.pop(model, None)  # another thread may have been as fast
+        self.forget_description(model, used)
         return True
+
+    def forget_description(self, model: str, used: ModelDescription) -> None:
+        """Have a model's description read again in the next call, unless that was done since `used` was read."""
+        if self.models.get(model) is used:
+            self.models.pop(model, None)  # another thread may have been as fast
 
     def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
         """Return the queries with text ids resolved to numbers, and the notices of each. Raises InvalidRequest, UnknownId."""

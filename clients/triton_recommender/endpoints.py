@@ -196,6 +196,13 @@ class _Endpoints:
         rotated = self.endpoints[first:] + self.endpoints[:first]
         return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)
 
+    def _attempts_to_describe(self, model: str, timeout_s: float) -> _Attempts:
+        """Return attempts that give each endpoint an equal part of the time: no request is answered without a description."""
+        share_s, others = timeout_s / len(self.endpoints), len(self.endpoints) - 1
+        attempt_s = share_s if self._policy.attempt_s is None else min(share_s, self._policy.attempt_s)
+        policy = replace(self._policy, attempt_s=attempt_s, retries=max(self._policy.retries, others))
+        return _Attempts(model, self.endpoints, policy, self._budget, timeout_s, safe=True)
+
     def _is_hedged(self, call: Call) -> bool:
         return self._policy.hedge_after_s is not None and call.is_read and len(self.endpoints) > 1
 
@@ -210,7 +217,8 @@ class Endpoints(_Endpoints):
             self._threads = ThreadPoolExecutor(HEDGE_THREADS, thread_name_prefix="hedge")
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        return self._run(self._attempts(model, timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
+        attempts = self._attempts_to_describe(model, timeout_s)
+        return self._run(attempts, lambda transport, limit_s: transport.describe(model, limit_s))
 
     def generation(self, timeout_s: float | None) -> int | None:
         return self._run(self._attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
@@ -261,7 +269,8 @@ class AsyncEndpoints(_Endpoints):
     """
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        return await self._run(self._attempts(model, timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
+        attempts = self._attempts_to_describe(model, timeout_s)
+        return await self._run(attempts, lambda transport, limit_s: transport.describe(model, limit_s))
 
     async def generation(self, timeout_s: float | None) -> int | None:
         return await self._run(self._attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
@@ -306,11 +315,11 @@ class AsyncEndpoints(_Endpoints):
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in pending:
-                task.add_done_callback(_drop_result)
+                task.add_done_callback(drop_result)
                 asyncio.get_running_loop().call_later(self._policy.fair_s, task.cancel)
 
 
-def _drop_result(attempt: asyncio.Future) -> None:
+def drop_result(attempt: asyncio.Future) -> None:
     """Read the error of an attempt that nobody waits for, because asyncio reports errors that are never read."""
     if not attempt.cancelled():
         attempt.exception()

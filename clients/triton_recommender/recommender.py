@@ -150,12 +150,12 @@ class Recommender(SharedClient):
         try:
             try:
                 for call in self.make_observe_calls(resolved, model):
-                    sequences += decode_sequences(self._infer(call, deadline))
+                    sequences += decode_sequences(self._infer(call, deadline, model))
             except InvalidRequest:
                 if (newer := self._describe_again(OBSERVE, model)) is None:
                     raise
                 for call in self.make_observe_calls(resolved[len(sequences) :], newer):
-                    sequences += decode_sequences(self._infer(call, deadline))
+                    sequences += decode_sequences(self._infer(call, deadline, newer))
         finally:
             self._forget([event.user_id for event in resolved if isinstance(event.user_id, int)])
         return sequences
@@ -166,8 +166,9 @@ class Recommender(SharedClient):
         kind: "item" or "user";  columns: name -> value, as the data set declares them; all other columns stay as they are
         It is never sent twice, because a late second arrival could undo a later change. Raises RecommenderError.
         """
-        call = self.make_upsert_call(kind, record_id, columns, self._describe(UPSERT))
-        return decode_sequences(self._infer(call, Deadline(self.timeouts.request)))[0]
+        model = self._describe(UPSERT)
+        call = self.make_upsert_call(kind, record_id, columns, model)
+        return decode_sequences(self._infer(call, Deadline(self.timeouts.request), model))[0]
 
     def signature(self) -> Signature:
         """Return sizes and context columns of the served `recommend`. They are read once, and again after a refused call."""
@@ -216,15 +217,15 @@ class Recommender(SharedClient):
         signature = Signature.of(model)
         answers: list[Recommendations] = []
         for part, call in self.make_recommend_calls(queries, signature, k, request_id, generation):
-            answers += decode(self._infer(call, deadline), part, k, signature.exclusions)
+            answers += decode(self._infer(call, deadline, model), part, k, signature.exclusions)
         return answers, call.request_id
 
-    def _infer(self, call: Call, deadline: Deadline) -> dict:
+    def _infer(self, call: Call, deadline: Deadline, used: ModelDescription) -> dict:
         with client_span(call.model, self.describe_span(call)) as headers:
             try:
                 return self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
-                self.models.pop(call.model, None)  # another generation may have other tensors: read them again in the next call
+                self.forget_description(call.model, used)  # another generation may have other tensors
                 raise
 
     def _health(self, transport) -> Health:

@@ -24,13 +24,14 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
     """A gRPC server over a FakeTransport.
 
     failures: statuses and messages that the next infer calls get, first to last; delay_s: added to every infer call
+    describe_delay_s: added to every description of a model
     """
 
     def __init__(self, handler: Callable, credentials: grpc.ServerCredentials | None = None) -> None:
         self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.missing: set[str] = set()  # models that are not served
-        self.delay_s = 0.0
+        self.delay_s = self.describe_delay_s = 0.0
         self.ready = True
         self.parameters: list[dict] = []  # request parameters of every infer call
         self.metadata: list[dict[str, str]] = []  # headers of every infer call
@@ -51,6 +52,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelConfig(self, request, context):
         self.config_calls += 1
+        time.sleep(self.describe_delay_s)
         if request.name in self.missing:
             context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
         model = self.fake.models[request.name]

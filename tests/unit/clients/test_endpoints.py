@@ -289,6 +289,16 @@ def test_a_hanging_first_server_is_given_up_by_callers_who_stop_waiting():
     asyncio.run(run())
 
 
+def test_a_description_comes_from_the_second_server_at_once_where_the_first_hangs():
+    async def run():
+        endpoints = AsyncEndpoints([Endpoint(Hanging()), Endpoint(Answering())], Policy(0, None, None))
+        begun_s = time.monotonic()
+        assert await endpoints.describe("recommend", 2.0) == "recommend"
+        assert time.monotonic() - begun_s < 2.0
+
+    asyncio.run(run())
+
+
 def test_a_breaker_opens_tries_and_closes():
     now_s = [0.0]
     breaker = Breaker(threshold=2, first_pause_s=1.0, longest_pause_s=3.0, clock_s=lambda: now_s[0])

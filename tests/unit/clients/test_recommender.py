@@ -211,6 +211,37 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
         shop.recommend(session="")
 
 
+def test_calls_at_the_same_time_share_one_description_also_where_the_server_moves_on():
+    shop = AsyncFakeRecommender(lambda query: [1, 2, 3])
+    describe, infer, described = shop.server.describe, shop.server.infer, []
+
+    async def describe_slowly(model, timeout_s):
+        described.append(model)
+        await asyncio.sleep(0.05)
+        return await describe(model, timeout_s)
+
+    async def refuse_other_tensors(call):
+        await asyncio.sleep(0.001 * (len(shop.server.calls) % 100))  # some are refused while others read the description
+        if set(call.inputs) != set(shop.server.models[call.model].inputs):
+            raise InvalidRequest("unexpected inputs")
+        return await infer(call)
+
+    async def ask_all():
+        answers = await asyncio.gather(*(shop.recommend(user) for user in range(50)))
+        assert [answer.item_ids for answer in answers] == [(1, 2, 3)] * 50
+
+    async def run():
+        await ask_all()
+        assert described == ["recommend"]
+        shop.server.models = describe_models(64, 64, 30, {"store": "INT64"}, 64)
+        shop.server.items_returned = 30
+        await ask_all()
+        assert described == ["recommend"] * 2
+
+    shop.server.describe, shop.server.infer = describe_slowly, refuse_other_tensors
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("fake", [FakeRecommender, AsyncFakeRecommender])
 def test_a_long_lived_client_takes_what_a_newer_generation_takes(fake, monkeypatch):
     shop = fake(lambda query: list(range(1, 31)))

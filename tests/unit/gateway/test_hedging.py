@@ -51,6 +51,28 @@ def items_of(answer: dict) -> list[int]:
     return [item["id"] for item in answer["items"]]
 
 
+def test_a_first_server_that_hangs_costs_popular_items_for_a_moment_only(repo):
+    """It does not even say what its model is like."""
+    with two_servers() as (slow, quick):
+        slow.delay_s = slow.describe_delay_s = 3.0
+
+        async def ask_twice() -> list[dict]:
+            recommender = AsyncRecommender([slow.url, quick.url], timeouts=Timeouts(5.0, connect=2.0), hedge_after_s=0.02)
+            app = create_app(repo, recommender, GatewaySettings())
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+                first = (await http.get("/v1/recommendations", params={"user": "7"})).json()
+                await asyncio.sleep(1.5)
+                patient = {"x-deadline-ms": "5000"}
+                second = (await http.get("/v1/recommendations", params={"user": "7"}, headers=patient)).json()
+            await recommender.close()
+            return [first, second]
+
+        first, second = asyncio.run(ask_twice())
+        assert first["degraded"] == ["gateway_fallback"]
+        assert second["degraded"] == []
+        assert items_of(second) == QUICK
+
+
 @pytest.mark.parametrize(("hedge_after_s", "shown"), [(0.05, QUICK), (None, SLOW)], ids=["hedged", "not hedged"])
 def test_a_second_server_answers_where_the_first_is_slow(repo, hedge_after_s, shown):
     with two_servers() as (slow, quick):
