@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from repository.durable import make_durable
 from repository.finding import Finding, make_finding
 from repository.generations import list_published_generations
 from repository.rules import compile_rules, find_misfits, insert_rows
@@ -230,15 +231,6 @@ def hand_over(path: Path, model: Path) -> None:
         owner = model.stat()
         for each in (path, *path.rglob("*")):
             os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)
-
-
-def make_durable(path: Path) -> None:
-    """Write a file's contents, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:

@@ -8,8 +8,9 @@
         staging.publish(specs, serving, warmup)
 
 Until `recommend/config.pbtxt` is replaced (one rename), the repository serves the previous generation; a restart at any moment
-finds a valid repository. A crash leaves unreferenced version folders; the next publication takes a higher number and removes
-them. `python -m server activate` moves a running server to the new generation.
+finds a valid repository. The generation is on the disk before it is renamed in, and its folders before any config names them,
+so that this holds after a power cut, too. A crash leaves unreferenced version folders; the next publication takes a higher
+number and removes them. `python -m server activate` moves a running server to the new generation.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from repository.config import (
     make_stage_config,
     read_layout,
 )
+from repository.durable import make_file_system_durable
 from repository.generations import list_published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
@@ -222,17 +224,20 @@ class Staging:
     ) -> None:
         rows = len(warmup["user_id"])
         served = {previous, self.generation, *read_challengers(self.repository)}
+        warmed = specs if self.layout == "ensemble" else {ENSEMBLE: make_ensemble_spec(specs)}
+        make_file_system_durable(self.root)
+        for name in self.models:
+            place_version(self.folder(name), self.repository / name)
+        for name, spec in warmed.items():
+            write_warmup(self.repository / name / "warmup", spec, warmup, rows)
+        make_file_system_durable(self.repository)
         for name, spec in derive_live_specs(specs).items():  # no warm-up, because its requests would be events
-            folder, versions = self.repository / name, sorted({previous, self.generation})
-            place_version(self.folder(name), folder)
-            write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], versions, warmup_rows=0))
-        for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: make_ensemble_spec(specs)}).items():
-            folder, versions = self.repository / name, sorted({pinned} if name == ENSEMBLE else served)
-            place_version(self.folder(name), folder)
-            write_warmup(folder / "warmup", spec, warmup, rows)
-            write_config(folder / CONFIG_FILE, make_stage_config(spec, serving[name], versions, rows))
+            config = make_stage_config(spec, serving[name], sorted({previous, self.generation}), warmup_rows=0)
+            write_config(self.repository / name / CONFIG_FILE, config)
+        for name, spec in warmed.items():
+            config = make_stage_config(spec, serving[name], sorted({pinned} if name == ENSEMBLE else served), rows)
+            write_config(self.repository / name / CONFIG_FILE, config)
         if self.layout == "ensemble":
-            place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, pinned, serving[ENSEMBLE]))
         write_pins(self.repository, pinned)
 

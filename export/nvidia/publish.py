@@ -22,6 +22,7 @@ from export.nvidia.write import Writer
 from export.profiles import find_profile_name
 from export.settings import Settings
 from repository.config import CONFIG_FILE
+from repository.durable import make_file_system_durable
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.tensors import ENSEMBLE
@@ -51,6 +52,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
             write_hugectr_repository(source, name_hugectr_folder(repository), settings)
         if (target / README).is_file():
             shutil.copyfile(target / README, building / README)
+        make_file_system_durable(building)
         replace_folder(building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -1,7 +1,9 @@
 """Publication: whole or not at all, one at a time, the previous generation kept, the contract of a repository never changed."""
 
+import ctypes
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -281,6 +283,43 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(published
     monkeypatch.undo()
     assert publish_once(repository, layout=layout) == 3
     assert list_versions(repository) == {1, 3}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_generation_is_on_the_disk_before_anything_names_it(published, layout, monkeypatch):
+    repository, rename, done = published(layout), os.rename, []
+
+    class Libc:
+        def syncfs(self, descriptor: int) -> int:
+            done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            return 0
+
+    def note(source, target):
+        done.append(Path(target))
+        rename(source, target)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    monkeypatch.setattr(os, "rename", note)
+    monkeypatch.setattr(os, "replace", note)
+    publish_once(repository, layout=layout)
+    placed = [place for place, target in enumerate(done) if isinstance(target, Path) and target.name == "2"]
+    configs = [place for place, target in enumerate(done) if isinstance(target, Path) and target.name == CONFIG_FILE]
+    assert len(placed) == len(read_repository(repository))
+    assert str(repository.parent / f".{repository.name}.staging") in done[: min(placed)]
+    assert str(repository) in done[max(placed) : min(configs)]
+
+
+def test_a_generation_that_the_disk_did_not_take_is_not_published(published, monkeypatch):
+    class Libc:
+        def syncfs(self, descriptor: int) -> int:
+            ctypes.set_errno(errno.EIO)
+            return -1
+
+    repository = published()
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    with pytest.raises(OSError, match="Input/output error"):
+        publish_once(repository)
+    assert list_versions(repository) == {1}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
