@@ -16,6 +16,7 @@ number and removes them. `python -m server activate` moves a running server to t
 from __future__ import annotations
 
 import fcntl
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,10 +44,10 @@ from repository.generations import list_published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
-from repository.registry import find_holders, read_acts
+from repository.registry import find_holders, read_acts, record_late
 from repository.same_file_system import can_rename, refuse_other_file_system
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
-from serving.contract.errors import ArtifactError, ConfigError, ExportError
+from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import (
     ENSEMBLE,
@@ -58,6 +59,8 @@ from serving.contract.tensors import (
     make_live_specs,
     make_stage_specs,
 )
+
+log = logging.getLogger(__name__)
 
 PIPELINE = "serving.pipeline"
 STAGING = ".staging"
@@ -211,7 +214,12 @@ class Staging:
                 newest = list_published_generations(self.repository)[-self._keep :]
                 tagged = find_holders(read_acts(self.repository)).values()
                 kept = {self.generation, previous, *newest, *held, *tagged, *read_challengers(self.repository)}
-                prune(self.repository, kept)
+                try:
+                    record_late(self.repository, list_versions(self.repository) - kept)  # which is lost with their files
+                except DependencyError as error:  # the publication stands, and the next one prunes
+                    log.warning("older generations stay: %s", error)
+                else:
+                    prune(self.repository, kept)
         return self.generation
 
     def _place(

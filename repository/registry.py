@@ -13,14 +13,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from repository.generations import list_published_generations
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
-from serving.contract.errors import ConfigError, DependencyError
+from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 RECORD_FILE = "registry.jsonl"
 VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # acts that end an experiment
 GATE = ("published", "not published")  # acts that say where a generation came from, and what `follow` refused in its place
+LATE = "recorded late: the publication ended before its record"
+SERVER = "server"  # author of what a server does by itself
 CUT_VALUES = ("true", "false", "null", "NaN", "-Infinity", "Infinity", ".", "e-", "e+")  # their beginnings are no JSON
 # Keys of a manifest that differ between any two generations and say nothing about what they are like
 NOT_COMPARED = ("stages", "generation", "schema", "reports.preprocess_replay", "reports.onnx_parity")
@@ -38,10 +40,11 @@ NOT_COMPARED = ("stages", "generation", "schema", "reports.preprocess_replay", "
 class Act:
     """One line of the record.
 
+    author: a user, or "server" for what a server does by itself
     action: "tagged", "untagged", "activated" and "replaced" (of a running server's new and former generation, the latter with
-        its drift), "pinned" (for the next start), "published" or "not published" (by `follow`, with its verdict as the reason;
-        the generation is then the one that stays), or a change of an experiment, whose generation is the challenger
-        (experiments.py)
+        its drift), "followed" (in place of "activated", by a server that follows the pin), "pinned" (for the next start),
+        "published" or "not published" (by `follow`, with its verdict as the reason; the generation is then the one that
+        stays), or a change of an experiment, whose generation is the challenger (experiments.py)
     tag: "" unless one was set
     facts: of a publication: the generation's manifest without its files, which outlives it; {} of other acts
     """
@@ -93,14 +96,37 @@ def record_publication(repo: Path, generation: int, reason: str) -> Act:
     return record_act(repo, "published", generation, reason=reason, facts=read_published_facts(repo, generation))
 
 
-def record_act(
-    repo: Path, action: str, generation: int, tag: str = "", reason: str = "", facts: dict[str, Any] | None = None
-) -> Act:
-    """Append what was done, and return when it is on disk. The author is the user of this process.
+def record_late(repo: Path, generations: Iterable[int]) -> None:
+    """Append the publications of those of the generations that were not recorded, because their process ended before.
 
+    A generation whose manifest cannot be read is left out. Raises DependencyError where nothing can be written, ConfigError.
+    """
+    published, recorded = set(list_published_generations(repo)), find_recorded(read_acts(repo))
+    for generation in sorted(published.intersection(generations) - recorded.keys()):
+        try:
+            facts, published_s = read_published_facts(repo, generation), read_published_s(repo, generation)
+        except ArtifactError as error:
+            log.warning("the record will lack generation %d: %s", generation, error)
+            continue
+        record_act(repo, "published", generation, reason=LATE, facts=facts, time_s=published_s)
+
+
+def record_act(
+    repo: Path,
+    action: str,
+    generation: int,
+    tag: str = "",
+    reason: str = "",
+    facts: dict[str, Any] | None = None,
+    author: str = "",
+    time_s: int = 0,
+) -> Act:
+    """Append what was done, and return when it is on disk.
+
+    author: "" is the user of this process; time_s: when it was done, unix seconds, 0 for now
     Raises DependencyError where it cannot be written.
     """
-    act = Act(int(time.time()), find_author(), action, generation, tag, reason, facts or {})
+    act = Act(time_s or int(time.time()), author or find_author(), action, generation, tag, reason, facts or {})
     path, line = repo / RECORD_FILE, f"{json.dumps(asdict(act))}\n".encode()
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as file:

@@ -7,12 +7,12 @@ from pathlib import Path
 import psutil
 
 from repository.models import hash_manifest
-from repository.registry import record_act
+from repository.registry import SERVER, record_act
 from server import generations, keys, live_helpers, processes, updaters
 from server.drift import describe_drift
 from server.health import find_held_versions
 from server.state import ServerState, read_known_servers
-from serving.contract.errors import ServerError
+from serving.contract.errors import DependencyError, ServerError
 
 STOP_TIMEOUT_S = 30.0
 WATCH_MODULE = "server.watch"
@@ -72,7 +72,7 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
 def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = True) -> int:
     """Move a running server and its helpers to another generation. Return the previous generation. Raises ServerError.
 
-    writes: whether to pin the repository to it, and to record the move there
+    writes: whether to pin the repository to it, and to fail where the move cannot be recorded there
 
     It also raises when the server has moved, and only what follows failed; the saved state then names the new generation.
     """
@@ -85,9 +85,14 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
             raise
         before, failure = state.generation, error  # only the memory of the previous generation is not freed
     state = state.change(run_dir, content=hash_manifest(state.repo, generation), generation=generation, fault="")
-    if writes and before != generation:
-        record_act(state.repo, "replaced", before, reason=f"by {generation}: {drift}")
-        record_act(state.repo, "activated", generation, reason=f"in place of {before}")
+    if before != generation:
+        author, action = ("", "activated") if writes else (SERVER, "followed")
+        try:
+            record_act(state.repo, "replaced", before, reason=f"by {generation}: {drift}", author=author)
+            record_act(state.repo, action, generation, reason=f"in place of {before}", author=author)
+        except DependencyError:
+            if writes:
+                raise  # otherwise others write the repository, which may be read-only here
     live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)
     if failure is not None:

@@ -1,8 +1,8 @@
 """Move a server to the generation that another process has pinned its repository to (`server start --follow-pin`).
 
-For servers whose repository is published to from elsewhere, such as pods of Kubernetes beside a CronJob that trains. Nothing is
-written into the repository, which may be read-only. Each server waits for a random part of SPREAD_S, so that not all of them
-move at once.
+For servers whose repository is published to from elsewhere, such as pods of Kubernetes beside a CronJob that trains. The move
+is added to the record of the repository if that can be written, and nothing else is written there. Each server waits for a
+random part of SPREAD_S, so that not all of them move at once.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from types import FrameType
 import psutil
 
 from repository.generations import list_published_generations, pin
-from repository.registry import record_act
+from repository.registry import SERVER, record_act
 from server import control, gateway, processes
 from server.challenger_files import ChallengerFiles
 from server.control import end_server, stop_server
@@ -214,7 +214,7 @@ class Watch:
             if is_intact(state.repo, generation):
                 self._try_to_write(partial(pin, state.repo, generation))
                 self._restart(state, fault, generation)
-                self._try_to_write(partial(record_act, state.repo, "pinned", generation, reason=fault))
+                self._try_to_write(partial(record_act, state.repo, "pinned", generation, reason=fault, author=SERVER))
                 return
         say(f"no other generation is intact: {ENSEMBLE} is taken out of service until the files are as published")
         if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):

@@ -22,7 +22,7 @@ from repository.lock import publication_lock
 from repository.model_files import write_warmup
 from repository.models import read_config, read_repository
 from repository.publish import Staging, find_served_generation, hold_nothing, list_versions
-from repository.registry import RECORD_FILE, record_act
+from repository.registry import RECORD_FILE, read_acts, record_act, record_publication
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,
@@ -387,6 +387,36 @@ def test_a_generation_with_a_tag_stays_until_the_tag_is_removed(published):
     publish_once(repository)
     publish_once(repository)
     assert list_versions(repository) == {4, 6, 7}
+
+
+def test_what_a_generation_was_is_recorded_when_it_is_removed_if_it_was_not_before(published):
+    """A process that is killed between a publication and its record leaves none."""
+    repository = published()
+    path = repository / ENSEMBLE / "1" / MANIFEST_FILE
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    publish_once(repository)
+    record_publication(repository, 2, "exported from a log")
+    publish_once(repository)
+    assert list_versions(repository) == {2, 3}
+    late = read_acts(repository)[-1]
+    assert (late.action, late.generation, late.time_s) == ("published", 1, 1_700_000_000)
+    assert late.reason == "recorded late: the publication ended before its record"
+    assert late.facts["dataset"] == "none"
+    publish_once(repository)
+    assert list_versions(repository) == {3, 4}
+    assert [act.generation for act in read_acts(repository)] == [2, 1]
+
+
+def test_a_generation_stays_whose_record_cannot_be_written(published, caplog):
+    repository = published()
+    publish_once(repository)
+    (repository / RECORD_FILE).symlink_to("/dev/full")
+    publish_once(repository)
+    assert list_versions(repository) == {1, 2, 3}
+    assert "older generations stay" in caplog.text
+    (repository / RECORD_FILE).unlink()
+    publish_once(repository)
+    assert list_versions(repository) == {3, 4}
 
 
 def test_a_record_that_cannot_be_read_is_refused_before_training_and_nothing_is_removed(published):

@@ -67,6 +67,12 @@ def test_servers_that_only_read_the_repository_move_to_what_a_round_publishes():
     in_compose = yaml.safe_load((PROJECT / "deploy" / "compose.cpu.yaml").read_text())["services"]["triton"]
     assert {"name": "models", "mountPath": "/srv/models", "readOnly": True} in in_pod["volumeMounts"]
     assert "${REPO:-../model_repository}:/srv/models:ro" in in_compose["volumes"]
-    for command, *options in (in_pod["args"], in_compose["command"]):
+    service = PROJECT / "deploy" / "kubernetes" / "overlays" / "kserve" / "inference-service.yaml"
+    (in_kserve,) = (
+        container
+        for container in yaml.safe_load(service.read_text())["spec"]["predictor"]["containers"]
+        if container["name"] == "server"
+    )
+    for command, *options in (in_pod["args"], in_compose["command"], in_kserve["args"]):
         assert command == "server"
         assert parse_options(options, server.app, "start")["follow_pin"] is True

@@ -17,6 +17,7 @@ from repository.challenger import write_challenger
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE, publication_lock
+from repository.registry import RECORD_FILE, read_acts
 from server import __main__ as commands
 from server import processes
 from server.pin_follower import RETRY_S, SPREAD_S, PinFollower
@@ -66,15 +67,21 @@ def ready(double: TritonDouble) -> set[int]:
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_a_server_moves_to_what_was_pinned_elsewhere_and_writes_nothing(served, clock, tmp_path, is_writable):
+def test_a_server_moves_to_what_was_pinned_elsewhere_and_writes_its_record_only(served, clock, tmp_path, is_writable):
     state, double = served
     pin(state.repo, 2)
     if not is_writable:
         make_unwritable(state.repo)
     before = describe_entries(state.repo)
     assert follow(PinFollower(state, tmp_path), clock) == "generation 2 is pinned: moved to it from 1"
-    changed = {name: facts for name, facts in describe_entries(state.repo).items() if facts != before[name]}
-    assert set(changed) <= {f"./{LOCK_FILE}"}  # opened, to wait for whoever holds it
+    changed = {name for name, facts in describe_entries(state.repo).items() if facts != before.get(name, "new")}
+    assert changed - {f"./{LOCK_FILE}"} == ({f"./{RECORD_FILE}"} if is_writable else set())  # the lock is opened, to wait
+    acts = [(act.author, act.action, act.generation, act.reason) for act in read_acts(state.repo)]
+    if is_writable:
+        assert acts[0][:3] == ("server", "replaced", 1)
+        assert acts[1:] == [("server", "followed", 2, "in place of 1")]
+    else:
+        assert acts == []
     assert ready(double) == {2}
     moved = read_state(make_state_path(tmp_path, state.ports.grpc))
     assert moved is not None

@@ -174,7 +174,7 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
     with watched(state, tmp_path):
         until(lambda: read_acts(repo))
     act = read_acts(repo)[0]
-    assert (act.action, act.generation, read_pinned_generation(repo)) == ("pinned", 1, 1)
+    assert (act.author, act.action, act.generation, read_pinned_generation(repo)) == ("server", "pinned", 1, 1)
     assert MANIFEST_FILE in act.reason
 
 
