@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from export.__main__ import app, main
 from repository.code import PROJECT
-from repository.registry import read_acts, read_manifest
+from repository.registry import LATE, read_acts, read_manifest
 from repository.rounds import EndedRound, read_round, read_running
 from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError
@@ -64,6 +64,7 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
     acts = [(act.action, act.generation, act.reason) for act in read_acts(repo)]
     assert acts == [
         ("published", 2, f"exported from {DATA}"),
+        ("published", 1, LATE),  # the fixture's, whose files are removed now
         ("published", 3, f"laid out again from {small_repository()}"),
         ("pinned", 2, ""),
     ]
