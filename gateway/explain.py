@@ -66,8 +66,8 @@ class Explainer:
         generations, it explains one that shows the item, if there is one. item: its id as the shop writes it
         """
         query, item_id = visitor.make_query(self._shop), self._shop.parse_item_id(item)
-        champion = self._shop.published.generation
         with self._lock:
+            champion = self._shop.published.generation  # not before: others may have had the lock for seconds
             enrolment = self._experiments.enrol(find_visitor_id(query), None, champion)
             demanded = visitor.generation
             for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
