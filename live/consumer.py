@@ -23,9 +23,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from live.messages import MessageDecoder, Refusal
 from serving.contract.locks import hold_lock_unless
+from serving.live.event_ids import REUSED_ID
 from serving.live.events import OBSERVED, EventBatch, Flags
 from serving.live.offsets import KAFKA, read_offsets, write_offsets
-from serving.live.writer import REUSED_ID, Writer
+from serving.live.writer import Writer
 
 MESSAGES_PER_BATCH = 2_000
 POLL_S = 0.1
@@ -145,7 +146,7 @@ class EventConsumer:
             known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._find_recreated(partitions, offsets), 0)
             is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
             rows, batch = rows[is_new[rows]], batch.take(np.flatnonzero(is_new[rows]))
-            if reused := writer.find_reused_ids(txn, batch):
+            if reused := writer.ids.find_reused(txn, batch, writer.now_ms()):
                 refusals += [Refusal(int(row), REUSED_ID) for row in rows[reused]]
                 batch = batch.take(np.delete(np.arange(len(batch)), reused))
             if len(batch):

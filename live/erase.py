@@ -27,6 +27,7 @@ from live.archive import Segment, list_segments, read_log, read_segment, to_tabl
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
+from serving.live.event_ids import forget_id
 from serving.live.events import (
     HEADER,
     ITEM_CHANGED,
@@ -35,14 +36,13 @@ from serving.live.events import (
     USER_CHANGED,
     EventBatch,
     Flags,
-    compute_digest,
     pack,
     unpack,
 )
 from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import CHANGE, KEY_VALUE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key
+from serving.live.store import CHANGE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key
 from serving.live.writer import BETWEEN_WRITES_S, Writer, read_wall_clock_ms
 
 PROOFS = "erasures.jsonl"
@@ -158,21 +158,10 @@ def anonymize_events(txn: lmdb.Transaction[bytes], store: Store, keys: Sequence[
         packed = txn.get(key, db=store.events)
         assert packed is not None  # nothing is archived during an erasure
         event = unpack([packed])
-        removed["event ids"] += delete_event_id(txn, store, event.event_ids[0], int.from_bytes(key, "big"))
+        removed["event ids"] += forget_id(txn, store, event.event_ids[0], int.from_bytes(key, "big"))
         removed["changes"] += txn.delete(key, db=store.changes)
         txn.put(key, pack(anonymize(event, np.array([True])))[0], db=store.events)
     return removed
-
-
-def delete_event_id(txn: lmdb.Transaction[bytes], store: Store, event_id: bytes, sequence: int) -> bool:
-    """Remove the event id of an event, within a transaction. Return whether it was known.
-
-    An id that has expired may belong to a later event, maybe of another user, by now. Then it stays.
-    """
-    digest = compute_digest(event_id)
-    known = txn.get(digest, db=store.keys) if event_id else None
-    is_its_own = known is not None and KEY_VALUE.unpack(known)[0] == sequence
-    return is_its_own and txn.delete(digest, db=store.keys)
 
 
 def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:

@@ -22,8 +22,8 @@ import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError, RequestError
 from serving.live.changes import apply_change, apply_forget
+from serving.live.event_ids import REUSED_ID, EventIds, forget_id
 from serving.live.events import (
-    HEADER,
     ITEM_CHANGED,
     ITEM_FORGOTTEN,
     OBSERVED,
@@ -31,7 +31,6 @@ from serving.live.events import (
     USER_EVICTED,
     EventBatch,
     Flags,
-    compute_digest,
     pack,
     unpack,
 )
@@ -40,7 +39,6 @@ from serving.live.layout import Layout
 from serving.live.store import (
     COUNTERS,
     DEFAULT_BYTES,
-    KEY_VALUE,
     KINDS,
     LAYOUT,
     MACHINE,
@@ -59,10 +57,6 @@ from serving.live.store import (
 from serving.live.timeline import PAUSE_MS
 from serving.live.transitions import apply_to_items, apply_to_users
 
-REUSED_ID = (
-    "event_id was used for an event of another user, item or name before; expected an id of its own for each event, and the "
-    "same one only when that event is sent again. Add what tells them apart, such as the item of an order: order-1/22423."
-)
 KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
 EVENTS_PER_WRITE = 1_000  # removed or changed by one transaction of maintenance or erasure, for which new events wait
 BETWEEN_WRITES_S = 0.001  # for those who wait for the store's lock, which is not fair
@@ -75,9 +69,6 @@ class Seeds(Protocol):
 
     def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
         """Return records [N] with what the published generation knows of users, int64 [N], who have no live event yet."""
-
-
-NO_KEY = KEY_VALUE.pack(0, -(1 << 62))  # as of an id that is not stored
 
 
 @dataclass(frozen=True)
@@ -122,6 +113,7 @@ class Writer:
         self._set_ms = now_ms() - elapsed_ms()  # moves when the wall clock is set
         self.layout, self.seeds = layout, seeds
         self.store: Store = open_store(folder, self.settings.store_bytes, create=True)
+        self.ids = EventIds(self.store, self.settings.key_days)
         self._checked_s = 0.0
         try:
             with self.transaction() as txn:
@@ -146,11 +138,11 @@ class Writer:
         """Make events durable and apply them. Return their sequences, int64 [N]. DependencyError: nothing was written.
 
         An event with a known id changes nothing and gets the sequence of the first event with that id. Raises RequestError, and
-        writes nothing, when that one had another user, item or name (see `find_reused_ids`).
+        writes nothing, when that one had another user, item or name (see `EventIds.find_reused`).
         """
         self._check_readers()  # first, because an error after the commit would be raised for events that were written
         with self.transaction() as txn:
-            if self.find_reused_ids(txn, batch):
+            if self.ids.find_reused(txn, batch, self.now_ms()):
                 raise RequestError(REUSED_ID)
             self._check_clock(txn, batch.headers)
             return self.append_within(txn, batch)
@@ -190,17 +182,19 @@ class Writer:
         txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
 
     def append_within(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> np.ndarray:
-        """Append like `append`, within the caller's transaction. No event may be one that `find_reused_ids` reports."""
+        """Append like `append`, within the caller's transaction. No event may be one that `ids.find_reused` reports."""
         now_ms = self.now_ms()
         batch.headers["received_ms"] = now_ms
         progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
-        sequences, is_new, keys = self._assign_sequences(txn, batch, progress.last_sequence)
+        sequences, is_new, new_ids = self.ids.assign_sequences(txn, batch, progress.last_sequence, now_ms)
         fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
         observed = fresh.headers["type"] == OBSERVED
         late = observed & (fresh.headers["time_ms"] < progress.watermark_ms)
         fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
         first = progress.last_sequence + 1
-        self._append_to_log(txn, fresh, first, keys, now_ms)
+        log = [(make_sequence_key(first + place), packed) for place, packed in enumerate(pack(fresh))]
+        txn.cursor(self.store.events).putmulti(log, append=True)
+        self.ids.add(txn, new_ids, now_ms)
         self.apply(txn, fresh, np.arange(first, first + len(fresh)))
         types = fresh.headers["type"]
         changed = np.flatnonzero((types == ITEM_CHANGED) | (types == USER_CHANGED))
@@ -214,7 +208,7 @@ class Writer:
             accepted=progress.accepted + int(np.count_nonzero(types < USER_EVICTED)),
             late=progress.late + int(late.sum()),
             repeated=progress.repeated + len(batch) - len(fresh),
-            forgotten_keys=self._forget_keys(txn, progress, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
+            forgotten_keys=self.ids.forget_expired(txn, progress.forgotten_keys, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
             first_ms=progress.first_ms or int(times_ms.min(initial=latest_ms)),
             n_pauses=progress.n_pauses + self._note_pause(txn, progress.latest_ms, times_ms),
         )
@@ -303,90 +297,11 @@ class Writer:
                 if n_removed == EVENTS_PER_WRITE:
                     break
                 if sequence > progress.forgotten_keys and (event_id := unpack([cursor.value()]).event_ids[0]):
-                    self._drop_key(txn, event_id, sequence)
+                    forget_id(txn, self.store, event_id, sequence)
                 cursor.delete()
                 done, n_removed = max(done, sequence), n_removed + 1
             txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
         return n_removed
-
-    def find_reused_ids(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> list[int]:
-        """Return the rows of events whose id belongs to an event of another user, item or name, earlier in log or batch."""
-        first_headers: dict[bytes, np.ndarray] = {}
-        rows = []
-        for row, digest in enumerate(batch.id_digests):
-            if not digest:
-                continue
-            header = batch.headers[row]
-            if digest not in first_headers:
-                first = self._find_first(txn, digest)
-                first_headers[digest] = header if first is None else self._read_header(txn, first)
-            if any(first_headers[digest][name] != header[name] for name in ("user_id", "item_id", "kind")):
-                rows.append(row)
-        return rows
-
-    def _read_header(self, txn: lmdb.Transaction[bytes], sequence: int) -> np.ndarray:
-        packed = txn.get(make_sequence_key(sequence), db=self.store.events)
-        assert packed is not None  # an event and its id leave the store in one transaction
-        return np.frombuffer(packed, HEADER, 1)[0]
-
-    def _assign_sequences(
-        self, txn: lmdb.Transaction[bytes], batch: EventBatch, last_sequence: int
-    ) -> tuple[np.ndarray, np.ndarray, list[tuple[bytes, int]]]:
-        """Return each event's sequence int64 [N], whether it is new bool [N], and (digest, sequence) of new event ids."""
-        if not any(batch.event_ids):
-            return np.arange(last_sequence + 1, last_sequence + 1 + len(batch)), np.ones(len(batch), bool), []
-        sequences, is_new = np.empty(len(batch), np.int64), np.ones(len(batch), bool)
-        keys: dict[bytes, int] = {}
-        for row, digest in enumerate(batch.id_digests):
-            known = self._find_sequence(txn, digest, keys) if digest else None
-            if known is None:
-                last_sequence += 1
-                if digest:
-                    keys[digest] = last_sequence
-            is_new[row], sequences[row] = known is None, known or last_sequence
-        return sequences, is_new, list(keys.items())
-
-    def _find_sequence(self, txn: lmdb.Transaction[bytes], digest: bytes, of_batch: dict[bytes, int]) -> int | None:
-        if digest in of_batch:
-            return of_batch[digest]
-        return self._find_first(txn, digest)
-
-    def _find_first(self, txn: lmdb.Transaction[bytes], digest: bytes) -> int | None:
-        """Return the sequence of the first event with an id; None for an id that is new, or has expired."""
-        sequence, arrived_ms = KEY_VALUE.unpack(txn.get(digest, db=self.store.keys) or NO_KEY)
-        return sequence if arrived_ms > self._find_expiry_ms(self.now_ms()) else None
-
-    def _drop_key(self, txn: lmdb.Transaction[bytes], event_id: bytes, sequence: int) -> None:
-        """Forget the id of an event. An id that has expired may belong to a later event by now, and is kept."""
-        digest = compute_digest(event_id)
-        if KEY_VALUE.unpack(txn.get(digest, db=self.store.keys) or NO_KEY)[0] == sequence:
-            txn.delete(digest, db=self.store.keys)
-
-    def _find_expiry_ms(self, now_ms: int) -> int:
-        return now_ms - round(self.settings.key_days * 86_400_000)
-
-    def _append_to_log(
-        self, txn: lmdb.Transaction[bytes], batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int
-    ) -> None:
-        rows = [(make_sequence_key(first + place), packed) for place, packed in enumerate(pack(batch))]
-        txn.cursor(self.store.events).putmulti(rows, append=True)
-        for digest, sequence in keys:
-            txn.put(digest, KEY_VALUE.pack(sequence, now_ms), db=self.store.keys)
-
-    def _forget_keys(self, txn: lmdb.Transaction[bytes], progress: Progress, now_ms: int, most: int) -> int:
-        """Remove expired event ids, at most `most`. Return the sequence up to which that is done."""
-        expired_ms = self._find_expiry_ms(now_ms)
-        done = progress.forgotten_keys
-        cursor = txn.cursor(self.store.events)
-        if not cursor.set_range(make_sequence_key(done + 1)):
-            return done
-        for key, packed in cursor.iternext(keys=True, values=True):
-            if not most or np.frombuffer(packed, HEADER, 1)["received_ms"][0] > expired_ms:
-                break
-            done, most = int.from_bytes(key, "big"), most - 1
-            if event_id := unpack([packed]).event_ids[0]:
-                self._drop_key(txn, event_id, done)
-        return done
 
     def _note_pause(self, txn: lmdb.Transaction[bytes], latest_ms: int, times_ms: np.ndarray) -> int:
         """Record long times without events before or between these events. Return how many there are."""
