@@ -287,7 +287,7 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(published
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_generation_is_on_the_disk_before_anything_names_it(published, layout, monkeypatch):
-    repository, rename, done = published(layout), os.rename, []
+    repository, rename, done = published(layout), os.rename, list[str | Path]()
 
     class Libc:
         def syncfs(self, descriptor: int) -> int:
