@@ -22,7 +22,7 @@ from live.archive import read_log
 from serving.contract.ids import NAME, is_text_of
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
 from serving.live.layout import Layout
-from serving.live.reader import Reader
+from serving.live.reader import Change, Reader
 from serving.live.store import open_store
 from serving.live.transitions import apply_to_items
 from serving.stages.live.sales import LEARNED_SALE
@@ -44,8 +44,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     batches = [batch for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        changes = snapshot.read_changes(after=0)
+    changes = read_changes(folder)
     item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
     notes = list(dataset.report.notes)
@@ -77,6 +76,12 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         report=report,
         learned_sales=count_sales(batches),
     )
+
+
+def read_changes(folder: Path) -> list[Change]:
+    """Return what `upsert` set in a live store, each item and user once."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return snapshot.read_changes(after=0)
 
 
 def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[list[EventBatch], list[str]]:

@@ -11,8 +11,10 @@ live store.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +22,18 @@ import pandas as pd
 from rich.console import Console
 
 from export.build import build_repository
-from export.continued import continue_log, find_prompted
+from export.continued import continue_log, find_prompted, read_changes
 from export.learning import Learning, keep_learned, measure_erasures, plan_learning
 from export.prequential import answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, read_layout
-from repository.experiments import find_experiment_folder, find_running
+from repository.experiments import NOT_PROMOTED, find_experiment_folder, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
-from repository.registry import read_acts, read_manifest, record_act, record_publication
+from repository.registry import Act, read_acts, read_manifest, record_act, record_publication
 from repository.rounds import Outcome, mark_round
 from server.challenger import unload_challenger
 from server.control import activate, find_running_servers
@@ -43,8 +45,11 @@ from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import try_lock
+from serving.contract.rounds import ROUND_LOCK_FILE, make_scratch_prefix, remove_scratch
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
+from serving.live.events import ITEM_CHANGED
 from serving.live.experiment import Experiment, read_experiment
+from serving.live.reader import Change
 from serving.live.store import find_live_folder
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset
@@ -52,7 +57,8 @@ from training.dataset import Dataset
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
 MOST_DOUBLED = 3  # candidates that were not as good, each of which doubles the wait
-ROUND_LOCK_FILE = ".follow.lock"  # beside the models; tritonserver ignores it
+REFUSED = ("rolled back", "experiment stopped", NOT_PROMOTED)  # acts that end an experiment and leave the champion
+REST_S = 86_400  # after such an experiment, before users meet another candidate; doubled likewise
 STARTED = "Started from the weights"  # in the report of a round whose models started from those of the serving generation
 
 
@@ -104,6 +110,7 @@ def follow_once(
     with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
         if not try_lock(file.fileno()):
             return Round(0, "waits: another round trains for this repository")
+        remove_scratch(repo)
         with mark_round(repo):
             return follow_alone(dataset, repo, serving, settings, least_events, console, terms)
 
@@ -121,12 +128,14 @@ def follow_alone(
     if reason := find_unfinished(repo):
         return Round(0, f"waits: {reason}")
     refuse_follow(repo, terms.share, serving, dataset.description.name)
+    if reason := find_rest(repo, serving, time.time()):
+        return Round(0, f"waits: {reason}")
     settings = settings or read_served_settings(repo)
     least_events = count_awaited(repo, serving, least_events)
     split = split_for_round(dataset, repo, serving, settings, least_events)
     if isinstance(split, str):
         return Round(0, f"waits: {split}")
-    with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
+    with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=make_scratch_prefix(repo)) as scratch:
         candidate, layout = Path(scratch, "candidate"), read_layout(read_config(repo / ENSEMBLE / CONFIG_FILE))
         learning = plan_learning(split.live, serving, Path(scratch, "learned"), settings.training.scratch_every)
         trained = build_repository(split.earlier, candidate, settings, console, layout, learning=learning)
@@ -210,13 +219,30 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
 
 
 def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
-    """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state"""
+    """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state
+
+    Both know what `upsert` has set until now, as the running server does. The candidate's catalogue has it anyway.
+    """
+    item_ids = split.whole.interactions["item_id"].to_numpy()[split.questions]
+    changes = put_on_sale(read_changes(split.live), split.whole.items, item_ids)
     return judge(
-        answer_live(candidate, split.whole, split.questions, split.first, store),
-        answer_live(repo, split.whole, split.questions, split.serving_first, store),
-        split.whole.interactions["item_id"].to_numpy()[split.questions],
+        answer_live(candidate, split.whole, split.questions, split.first, store, changes),
+        answer_live(repo, split.whole, split.questions, split.serving_first, store, changes),
+        item_ids,
         np.random.default_rng(seed),
     )
+
+
+def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.ndarray) -> list[Change]:
+    """Return the changes after which no item of `item_ids`, int64 [N], is sold out: whoever bought them could.
+
+    items: the catalogue with these changes
+    """
+    columns = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
+    for item_id in np.intersect1d(item_ids, items["item_id"][~items["available"]]).tolist():
+        columns[item_id] = columns.get(item_id, {}) | {"available": True}
+    of_users = [change for change in changes if change.type != ITEM_CHANGED]
+    return [*of_users, *(Change(ITEM_CHANGED, item_id, own) for item_id, own in columns.items())]
 
 
 def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int | str:
@@ -245,11 +271,37 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
 def count_awaited(repo: Path, serving: int, least_events: int) -> int:
     """Return how many events must be newer than generation `serving` before a round trains.
 
-    1, 2, 4, 8, 16, 24, … times `least_events`, after as many candidates that were not as good: a shop whose taste does not
-    change trains less often, but does not stop.
+    1, 2, 4, 8, 16, 24, … times `least_events`, after as many candidates that were not as good, or not promoted: a shop whose
+    taste does not change trains less often, but does not stop.
     """
     refused = sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
+    refused += len(find_refused(repo, serving))
     return least_events * (2 ** min(refused, MOST_DOUBLED) + 2**MOST_DOUBLED * max(0, refused - MOST_DOUBLED))
+
+
+def find_refused(repo: Path, serving: int) -> dict[int, Act]:
+    """Return the challengers newer than `serving` that were not promoted, with the acts that ended their experiments."""
+    return {act.generation: act for act in read_acts(repo) if act.action in REFUSED and act.generation > serving}
+
+
+def find_rest(repo: Path, serving: int, now_s: float) -> str:
+    """Return until when to wait after challengers that were not promoted, "" for no wait.
+
+    The next candidate learns nearly the same log as the last, and would be shown to users who were just spared it. So it comes
+    1, 2, 4, 8, 8, … days later. now_s: unix seconds
+    """
+    refused = find_refused(repo, serving)
+    if not refused:
+        return ""
+    last = max(refused.values(), key=lambda act: (act.time_s, act.generation))
+    rest_s = REST_S * 2 ** min(len(refused) - 1, MOST_DOUBLED)
+    if now_s >= last.time_s + rest_s:
+        return ""
+    until = datetime.fromtimestamp(last.time_s + rest_s, UTC).strftime("%Y-%m-%d %H:%M")
+    return (
+        f"challenger {last.generation} was not promoted ({last.reason}), and another one would be much like it. The next round "
+        f"trains from {until} UTC on"
+    )
 
 
 def find_unfinished(repo: Path) -> str:

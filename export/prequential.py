@@ -6,7 +6,9 @@ hit if it holds the event's item.
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,16 +17,18 @@ import numpy as np
 import pandas as pd
 
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import OBSERVE, make_live_specs
-from serving.live.reader import Reader
+from serving.contract.tensors import OBSERVE, UPSERT, make_live_specs
+from serving.live.events import ITEM_CHANGED
+from serving.live.reader import Change, Reader
 from serving.pipeline import Pipeline
-from serving.stages.live.models import Observe
+from serving.stages.live.models import Observe, Upsert
 from training.dataset import Dataset
 from training.dataset.repeats import find_repeats
 from training.features.build import take_context
 
 QUESTIONS_PER_CALL = 64
 EVENTS_PER_BATCH = 256
+CHANGES_PER_BATCH = 1_000
 LIST_LENGTH = 20
 
 
@@ -91,14 +95,21 @@ def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> Answe
         return Answers.join([ask(pipeline, dataset, part) for part in split_blocks(rows, QUESTIONS_PER_CALL)])
 
 
-def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path) -> Answers:
+def answer_live(
+    repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path, changes: Sequence[Change] = ()
+) -> Answers:
     """Answer the users of log rows, in ascending order, each after all events from row `first` up to its own were observed.
 
     store: folder for the live store of these events; an existing one is removed
+    changes: of items and users, applied before the first event
     """
-    answers, start = [], first
+    answers, start, generation = [], first, str(read_pinned_generation(repository))
     shutil.rmtree(store, ignore_errors=True)
-    observe = Observe.load(repository / OBSERVE / str(read_pinned_generation(repository)), store)
+    if changes:
+        with closing(Upsert.load(repository / UPSERT / generation, store)) as upsert:
+            for first_change in range(0, len(changes), CHANGES_PER_BATCH):
+                upsert(make_change_inputs(changes[first_change : first_change + CHANGES_PER_BATCH]))
+    observe = Observe.load(repository / OBSERVE / generation, store)
     with closing(observe), closing(Reader(store)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for row in rows:
             for part in split_blocks(np.arange(start, row), EVENTS_PER_BATCH):
@@ -127,6 +138,16 @@ def make_event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarra
     return {
         t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.make_filled(len(rows))
         for t in tensors
+    }
+
+
+def make_change_inputs(changes: Sequence[Change]) -> dict[str, np.ndarray]:
+    """Return the tensors of `upsert` for changes of items and users."""
+    kinds = [b"item" if change.type == ITEM_CHANGED else b"user" for change in changes]
+    return {
+        "kind": np.array(kinds, object)[:, None],
+        "id": np.array([change.id for change in changes], np.int64)[:, None],
+        "columns": np.array([json.dumps(change.columns).encode() for change in changes], object)[:, None],
     }
 
 

@@ -36,6 +36,7 @@ from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import session_id
 from serving.contract.logs import configure_logging
+from serving.contract.rounds import remove_abandoned
 from serving.contract.signals import stop_on_signals
 from serving.contract.tensors import OBSERVE, STAGES
 from serving.live.admission import ChangeAdmission
@@ -227,7 +228,10 @@ def erase(
         user_id, described = session_id(session), f"session {session!r}"
     else:
         raise ConfigError("Expected either a user or --session, to erase one of them at a time.")
-    with closing(open_writer(find_store(repo), repo)) as writer:
+    folder = find_store(repo)
+    if abandoned := remove_abandoned(repo):
+        out.print(f"removed: {abandoned} folders that killed rounds of `export follow` left, with events of users")
+    with closing(open_writer(folder, repo)) as writer:
         erasure = erase_user(writer, user_id, open_shared_state(repo))
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from rich.console import Console
 
 from export import follow
 from export.follow import Round, Terms, choose_judged, follow_once, publish_candidate
-from export.prequential import make_event_inputs, split_blocks
+from export.prequential import make_change_inputs, make_event_inputs, split_blocks
 from export.relayout import relayout
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS, Verdict
@@ -27,17 +30,20 @@ from server.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import OBSERVE
+from serving.contract.rounds import make_scratch_prefix
+from serving.contract.tensors import OBSERVE, UPSERT
+from serving.live.events import ITEM_CHANGED
 from serving.live.experiment import Experiment
-from serving.live.reader import Reader
+from serving.live.reader import Change, Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
-from serving.stages.live.models import Observe
+from serving.stages.live.models import Observe, Upsert
 from tests.repositories import FOLLOWED_DATA, FOLLOWED_EVENTS, FOLLOWED_SETTINGS, followed_shop
 from tests.tags import draw_tag, run_tagged
 from training.dataset import Dataset, load_dataset
 
 EARLY, EVERYTHING = FOLLOWED_EVENTS, 4_500  # events: of the log, and with the live ones
+N_SOLD_OUT = 60  # of the last purchases: their items
 SETTINGS = Settings.model_validate(FOLLOWED_SETTINGS)
 QUIET = Console(quiet=True)
 
@@ -78,9 +84,17 @@ def repo(exported, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def round_done(exported, whole, past, tmp_path_factory) -> tuple[Path, Round, str]:
-    """Return a repository whose live events a round has learned, what the round did, and the report of one beside it."""
+    """Return a repository whose live events a round has learned, what the round did, and the report of one beside it.
+
+    Many of the items that users bought last are sold out by then, which the candidate learns from the catalogue.
+    """
     repo, beside = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository")), list[str]()
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    last_bought = whole.interactions["item_id"].to_numpy()[EVERYTHING - N_SOLD_OUT :]
+    sold_out = [Change(ITEM_CHANGED, item_id, {"available": False}) for item_id in last_bought.tolist()]
+    with closing(Upsert.load(repo / UPSERT / "1")) as model:
+        model(make_change_inputs(sold_out))
+    abandon_round(repo)
     said = Meddling(lambda: beside.append(follow_once(past, repo, None, 1_000, QUIET).report))
     done = follow_once(past, repo, None, 1_000, Console(file=said))
     return repo, done, beside[0]
@@ -91,6 +105,13 @@ def followed(round_done, tmp_path) -> Path:
     """A copy of the repository of `round_done` with its live store."""
     repo = round_done[0]
     return shutil.copytree(repo.parent, tmp_path / "followed") / repo.name
+
+
+def abandon_round(repo: Path) -> None:
+    """Leave what a killed round leaves."""
+    scratch = Path(tempfile.mkdtemp(dir=repo.parent, prefix=make_scratch_prefix(repo)))
+    (scratch / "store").mkdir()
+    (scratch / "store" / "data.mdb").write_bytes(b"events")
 
 
 def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
@@ -121,7 +142,7 @@ def test_a_generation_with_the_live_events_is_published(round_done, followed, pa
     assert not list(repo.parent.glob("*follow*"))
     with closing(Reader(find_live_folder(repo))) as reader, reader.snapshot() as snapshot:
         assert (
-            snapshot.read_progress().last_sequence == EVERYTHING - EARLY
+            snapshot.read_progress().last_sequence == EVERYTHING - EARLY + N_SOLD_OUT
         )  # the measurement added nothing to the shop's own log
     with closing(Reader(find_live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
@@ -233,6 +254,40 @@ def test_after_candidates_that_are_not_as_good_the_next_one_waits_for_more_event
     record_act(repo, "not published", 2, reason="worse than another generation")
     done = follow_once(past, repo, None, 1_000, QUIET)
     assert f"waits: 0 events are newer than generation 1, of {events}" in done.report
+
+
+@pytest.mark.parametrize(
+    ("challengers", "days"), [((2,), 1), ((2, 3), 2), ((2, 3, 4, 5, 6), 8)], ids=["one", "two", "at most eight days"]
+)
+def test_after_challengers_that_were_not_promoted_the_next_round_waits_longer_and_says_until_when(
+    repo, past, challengers, days, monkeypatch
+):
+    for number in challengers:
+        start_experiment(repo, Experiment(f"generation-{number}", 1, number, 0.1, promotes=True))
+        end_experiment(repo, "2.0% fewer of its answers are clicked", "rolled back")
+    told = follow_once(past, repo, None, 1_000, QUIET).report
+    assert told.startswith(f"waits: challenger {challengers[-1]} was not promoted (experiment generation-{challengers[-1]}")
+    assert "2.0% fewer of its answers are clicked" in told
+    ended_s = read_acts(repo)[-1].time_s
+    until = datetime.fromtimestamp(ended_s + 86_400 * days, UTC)
+    assert told.endswith(f"{until:%Y-%m-%d %H:%M} UTC on")
+    monkeypatch.setattr(time, "time", lambda: ended_s + 86_400 * days - 1)
+    assert "was not promoted" in follow_once(past, repo, None, 1_000, QUIET).report
+    monkeypatch.setattr(time, "time", lambda: ended_s + 86_400 * days)
+    awaited = {1: "2,000", 2: "4,000", 5: "24,000"}[len(challengers)]
+    assert follow_once(past, repo, None, 1_000, QUIET).report == (f"waits: 0 events are newer than generation 1, of {awaited}")
+
+
+def test_a_promoted_challenger_and_one_of_before_make_no_round_wait(exported, repo, past):
+    assert relayout(exported, repo, "ensemble", beside=1) == 2
+    pin(repo, 2)
+    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True))
+    end_experiment(repo, "2.0% more of the answers are clicked", "promoted")
+    start_experiment(repo, Experiment("back", 2, 1, 0.1))
+    end_experiment(repo, "a person stopped it")
+    assert follow_once(past, repo, None, 1_000, QUIET).report.startswith(
+        "waits: 0 events are newer than generation 2, of 1,000"
+    )
 
 
 def test_a_repository_without_live_events_is_refused(repo, past):

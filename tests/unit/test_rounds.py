@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from repository.rounds import RUNNING_FILE, mark_round, read_round, read_running, record_round
+from serving.contract.locks import hold_lock
+from serving.contract.rounds import ROUND_LOCK_FILE, make_scratch_prefix, remove_abandoned
 
 ROUND = """
 import sys, time
@@ -83,3 +87,22 @@ def test_a_round_that_ends_by_an_error_leaves_no_mark(tmp_path):
     with pytest.raises(KeyError), mark_round(tmp_path):
         raise KeyError("dataset")
     assert read_running(tmp_path) is None
+
+
+def test_what_killed_rounds_left_is_removed_unless_a_round_runs(tmp_path):
+    repo = tmp_path / "model_repository"
+    others = [
+        tmp_path / name for name in (".another.follow-abcd1234", ".model_repository.follow-notes", "model_repository.live")
+    ]
+    for folder in (repo, *others):
+        folder.mkdir()
+    scratch = Path(tempfile.mkdtemp(dir=tmp_path, prefix=make_scratch_prefix(repo)))
+    with hold_lock(repo / ROUND_LOCK_FILE):
+        assert remove_abandoned(repo) == 0
+        assert scratch.is_dir()
+    assert remove_abandoned(repo) == 1
+    assert not scratch.exists()
+    assert all(folder.is_dir() for folder in others)
+    scratch.mkdir()
+    shutil.rmtree(repo)  # its live store, and what is to be erased, may outlive it
+    assert remove_abandoned(repo) == 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import tempfile
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from live.exposures import erase_exposures
 from live.replay import count_differences, replay
 from serving.contract.errors import RecommenderError
 from serving.contract.ids import session_id
+from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
 from serving.live.layout import Layout
@@ -432,6 +435,14 @@ def test_erasing_somebody_who_is_unknown_is_no_success(repository, observe):
     result = CliRunner().invoke(app, ["erase", "--repo", str(repository), "4711"])
     assert result.exit_code == 1
     assert "nothing was known of user '4711'" in result.output
+
+
+def test_an_erasure_removes_the_events_that_a_killed_round_of_training_left(writer, tmp_path):
+    repo = tmp_path / "model_repository"
+    scratch = Path(tempfile.mkdtemp(dir=tmp_path, prefix=make_scratch_prefix(repo)))
+    writer.append(purchase(7, 3))
+    assert "removed: 1 folders that killed rounds of `export follow` left" in call("erase", "7", "--repo", repo)
+    assert not scratch.exists()
 
 
 def test_a_visitor_is_erased_by_the_name_of_the_session(writer, folder, tmp_path):
