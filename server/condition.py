@@ -19,7 +19,7 @@ from server.log import explain_end
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, PROBE_USER_ID, USER_ID
 
 QUESTION_TIMEOUT_S = 3.0
 LEAST_FREE_BYTES = 256 << 20  # on the disk of the live store
@@ -79,23 +79,24 @@ def describe_full_disk(repo: Path) -> str:
 
 
 def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
-    """Send one real request, with zeros for required inputs. Raises ServerError unless it is answered in time."""
+    """Send one real request, whose user is nobody's. Raises ServerError unless it is answered in time."""
     deadline_s = time.monotonic() + timeout_s
     try:
         with open_local_client(grpc_url) as client:
             config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
-            inputs = [_make_zeros(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
+            inputs = [_make_input(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
             client.infer(ENSEMBLE, inputs, client_timeout=max(deadline_s - time.monotonic(), 0.001))
     except InferenceServerException as error:
         message = (error.message() or "").partition("\n")[0]
         raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {message}") from error
 
 
-def _make_zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
+def _make_input(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
     name = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
     dtype = "BYTES" if name == "STRING" else name
     shape = [1] * batched + [max(size, 1) for size in tensor.dims]
-    array = np.full(shape, b"", object) if dtype == "BYTES" else np.zeros(shape, triton_to_np_dtype(dtype))
+    fill = PROBE_USER_ID if tensor.name == USER_ID.name else 0
+    array = np.full(shape, b"", object) if dtype == "BYTES" else np.full(shape, fill, triton_to_np_dtype(dtype))
     return grpcclient.InferInput(tensor.name, shape, dtype).set_data_from_numpy(array)
 
 

@@ -16,7 +16,7 @@ from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, Invali
 from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.live import encode_events, encode_upsert
 from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
-from triton_recommender.tensors import CHALLENGER, OBSERVE, UPSERT
+from triton_recommender.tensors import CHALLENGER, OBSERVE, PROBE_USER_ID, UPSERT
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 DEFAULT_URL = "localhost:8001"
@@ -140,8 +140,8 @@ class SharedClient:
         return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
 
     def make_health_call(self, signature: Signature) -> Call:
-        """Return one real request, for an anonymous visitor."""
-        return replace(self._call(encode([Query(None)], signature)), timeout_s=self.timeouts.connect)
+        """Return one real request, which the servers' measurements of requests leave out."""
+        return replace(self._call(encode([Query(PROBE_USER_ID)], signature)), timeout_s=self.timeouts.connect)
 
     def describe_span(self, call: Call) -> dict[str, str | int]:
         """Return the attributes of a call in a trace, without user ids."""

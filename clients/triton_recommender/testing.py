@@ -25,7 +25,17 @@ from triton_recommender.async_recommender import AsyncRecommender
 from triton_recommender.errors import InvalidRequest, ModelNotFound
 from triton_recommender.models import Call, Event, ModelDescription, Query, Recommendations
 from triton_recommender.recommender import Recommender
-from triton_recommender.tensors import ANONYMOUS, CHALLENGER, FROM_STORE, MISSING_INT, OBSERVE, PAD_ID, RECOMMEND, UPSERT
+from triton_recommender.tensors import (
+    ANONYMOUS,
+    CHALLENGER,
+    FROM_STORE,
+    MISSING_INT,
+    OBSERVE,
+    PAD_ID,
+    PROBE_USER_ID,
+    RECOMMEND,
+    UPSERT,
+)
 
 Handler = Callable[[Query], Sequence[int] | Recommendations]
 
@@ -237,7 +247,7 @@ def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
         after = int(inputs["after"][row, 0]) if "after" in inputs else PAD_ID
         queries.append(
             Query(
-                None if user_id == ANONYMOUS else user_id,
+                None if user_id in (ANONYMOUS, PROBE_USER_ID) else user_id,
                 None if history[0] == FROM_STORE else [item for item in history if item != PAD_ID],
                 [item for item in exclude if item != PAD_ID],
                 _read_values({name: inputs[name][row, 0] for name in columns}),

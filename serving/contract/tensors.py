@@ -25,6 +25,7 @@ PAD_ID = -1  # no item; the export checks that real item ids are >= 0
 FROM_STORE = -2  # fills a row of `history` when the caller sent none: use the feature store's history
 FIRST_USER_ID = -(1 << 62)  # ids below it belong to sessions of visitors without a user id
 MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
+PROBE_USER_ID = MISSING_INT + 1  # asks whether the server answers; counted in no measurement of the shop's requests
 
 # Score of PAD_ID between stages: below any real score, and finite, because inf - inf is NaN.
 PAD_SCORE = float(np.finfo(np.float32).min)

@@ -23,6 +23,7 @@ from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.new_ids import NewIds
+from serving.stages.features.probes import find_asked
 from serving.stages.features.user_state import UserState, compute_history_age_days, derive, override_history
 from serving.stages.features.user_store import FeatureStore, UserStore, name_features
 from serving.stages.live.categories import ItemCategories
@@ -160,10 +161,11 @@ class Preprocess:
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
         state, clock_s, degraded = self.inputs.read_state(inputs)
-        self.new_ids.count(state, inputs["history"], self.inputs.items)
+        asked = find_asked(state.user_ids)
+        self.new_ids.count(state, inputs["history"], self.inputs.items, asked)
         encoded = self.plan(self.inputs.derive_columns(state, inputs, clock_s))
         if self.drift:
-            self.drift.add(encoded.categorical, encoded.continuous)
+            self.drift.add(encoded.categorical[asked], encoded.continuous[asked])
         return {
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,

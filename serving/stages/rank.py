@@ -33,6 +33,7 @@ from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
+from serving.stages.features.probes import find_asked
 from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, compute_pair_numbers, scale_strengths
 from serving.stages.features.user_state import name_raw_column
 from serving.stages.live.content import Content
@@ -299,7 +300,8 @@ class Rank:
             logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
-            self.best_items.watch(candidates, outputs["rank_scores"], self.drift)
+            asked = find_asked(inputs["user_id"][:, 0])
+            self.best_items.watch(candidates[asked], outputs["rank_scores"][asked], self.drift)
         # After the drift window, which watches the model's own scores.
         np.add(outputs["rank_scores"], lifts, out=outputs["rank_scores"], where=np.isfinite(logits).all(axis=1, keepdims=True))
         if degraded:

@@ -21,6 +21,7 @@ from serving.loops.compiled import compiled
 from serving.stages.best_lists import BestCandidates, BestLists, list_features
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.ids import ItemIndex
+from serving.stages.features.probes import find_asked
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.listed_items import ListedItems, explore_newcomers
@@ -171,7 +172,7 @@ class Rerank:
         best = self.lists.pick(inputs)
         (correction,) = self.network.run(["correction"], self.inputs.make_feeds(best))
         outputs = self.outputs.serve(inputs, best, correction)
-        self.shown.add(outputs["item_ids"])
+        self.shown.add(outputs["item_ids"][find_asked(inputs["user_id"][:, 0])])
         return outputs
 
     def _follow_rules(self, live_items: LiveItems[ListedItems]) -> None:

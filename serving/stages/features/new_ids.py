@@ -18,11 +18,14 @@ class NewIds:
     def __init__(self) -> None:
         self._unknown_users = self._history_items = self._unknown_items = 0
 
-    def count(self, state: UserState, history: np.ndarray, items: ItemIndex) -> None:
-        """Count a batch. state: with live events and the requests' histories; history: int64 [B, H], of the requests"""
-        self._unknown_users += int(np.count_nonzero(state.event_count == 0))
+    def count(self, state: UserState, history: np.ndarray, items: ItemIndex, rows: slice | np.ndarray) -> None:
+        """Count rows of a batch.
+
+        state: with live events and the requests' histories; history: int64 [B, H], of the requests; rows: an index
+        """
+        self._unknown_users += int(np.count_nonzero(state.event_count[rows] == 0))
         # The state has no unknown items of a request's own history, because `override_history` drops them.
-        named = np.where(history[:, :1] == FROM_STORE, state.history_ids, history)
+        named = np.where(history[:, :1] == FROM_STORE, state.history_ids, history)[rows]
         named = named[named != PAD_ID]
         self._history_items += len(named)
         self._unknown_items += int(np.count_nonzero(items.find_positions(named) == items.n_items))

@@ -34,7 +34,7 @@ KNOWN_IDS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
 
 
 def test_reserved_values_are_those_of_the_contract():
-    for name in ("PAD_ID", "FROM_STORE", "MISSING_INT"):
+    for name in ("PAD_ID", "FROM_STORE", "MISSING_INT", "PROBE_USER_ID"):
         assert getattr(tensors, name) == getattr(contract, name)
     assert contract.ENSEMBLE == tensors.RECOMMEND
     for bit in contract.Degraded:
