@@ -169,7 +169,9 @@ def from_table(table: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, Event
         headers[name] = table[name].to_numpy()
     for name, flag in FLAGS.items():
         headers["flags"] |= np.where(table[name].to_numpy(), flag, 0).astype(np.uint16)
-    texts = (table[name].to_pylist() for name in BYTES.values())
+    texts = [table[name].to_pylist() for name in BYTES.values()]
+    for name, values in zip(BYTES.values(), texts, strict=True):
+        headers[f"{name}_bytes"] = [len(value) for value in values]
     return table["sequence"].to_numpy(), EventBatch(headers, *texts)
 
 

@@ -19,9 +19,9 @@ from repository.experiments import end_experiment, find_experiment_folder, find_
 from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
-from trials.feedback import Feedback, join_feedback, read_events
+from trials.feedback import Feedback, join_feedback
 from trials.harm import FEWER_CLICKS, find_loss, find_visible_harm, has_mark, list_spans
-from trials.judged import JudgedAnswers
+from trials.judged import JudgedAnswers, JudgedEvents
 from trials.progress import compare_clicks, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
 
@@ -33,7 +33,7 @@ class Guard:
 
     def __init__(self, repo: Path) -> None:
         self._repo, self._folder = repo, find_experiment_folder(repo)
-        self._answers = JudgedAnswers(self._folder)
+        self._answers, self._events = JudgedAnswers(self._folder), JudgedEvents(self._folder)
 
     def look(self) -> Experiment | None:
         """Judge the running experiment, and end it if need be. Return it if this has ended it, otherwise None.
@@ -47,8 +47,8 @@ class Guard:
             return None
         if read_removed_ms(self._folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
             return end_judged(self._repo, experiment, "stopped", REMOVED)
-        log = read_events(self._folder, experiment.changed_ms)
-        state, reason = judge(experiment, self._answers.read(experiment), log)
+        answers = self._answers.read(experiment)
+        state, reason = judge(experiment, answers, self._events.read(experiment, answers))
         return None if state == "running" else end_judged(self._repo, experiment, state, reason)
 
 

@@ -1,4 +1,4 @@
-"""Read the answers of a running experiment look by look: each file once, and of no more users than fit in memory."""
+"""Read the answers and events of a running experiment look by look: each once, and of no more users than fit in memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,66 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from live.archive import find_start, read_log
 from live.exposures import FOLDER, SCHEMA, list_exposure_files, parse_written_ms, read_file
 from repository.file_stamps import Stamp, read_stamp
+from serving.live.events import OBSERVED, EventBatch
 from serving.live.experiment import Experiment
+from serving.live.reader import Reader
 
+WAITS_MS = 600_000  # a gateway writes answers within seconds
+MOST_PARTS = 8  # of the log in memory, 65,536 events each
 MOST_ANSWERS = 400_000  # in memory; some 300 MB while they are judged
 COLUMNS = (
     *("request_id", "time_ms", "user_id", "generation", "degraded", "experiment", "arm"),
     *("item_ids", "teams", "latency_ms", "assignment"),
 )
+
+
+class JudgedEvents:
+    """The events that react to the answers of the experiment that runs. folder: of the live store
+
+    An event may arrive before a gateway writes its answer, so it is kept for WAITS_MS.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._version: tuple[str, int] | None = None
+        self._last = 0  # sequence of the last event that was read
+        self._kept = EventBatch.join([])
+
+    def read(self, experiment: Experiment, answers: pa.Table) -> list[tuple[np.ndarray, EventBatch]]:
+        """Return the events as `join_feedback` takes them; reads those since the last call. answers: of JudgedAnswers"""
+        if not Reader(self._folder).exists():
+            return []
+        version = experiment.name, experiment.changed_ms
+        if version != self._version:
+            self._version, self._kept = version, EventBatch.join([])
+            self._last = find_start(self._folder, experiment.changed_ms)
+        parts, known = [self._kept], set(answers["request_id"].cast(pa.binary()).to_pylist())
+        for sequences, batch in read_log(self._folder, self._last):
+            parts.append(take_reactions(batch))
+            self._last = int(sequences[-1])
+            if len(parts) == MOST_PARTS:
+                parts = [take_known(EventBatch.join(parts), known)]
+        self._kept = take_known(EventBatch.join(parts), known)
+        return [(np.arange(len(self._kept)), self._kept)]
+
+
+def take_reactions(batch: EventBatch) -> EventBatch:
+    """Return the observed events that name an answer, without users and other texts, which an erasure could not remove."""
+    observed = np.flatnonzero(batch.headers["type"] == OBSERVED).tolist()
+    rows = [row for row in observed if batch.request_ids[row]]
+    headers, blanks = batch.headers[rows], [b""] * len(rows)
+    headers["user_id"] = 0
+    return EventBatch(headers, blanks, [batch.request_ids[row] for row in rows], blanks)
+
+
+def take_known(events: EventBatch, answers: set[bytes]) -> EventBatch:
+    """Return the events that name one of the answers, by request ids, and those whose answer may still be written."""
+    received_ms = events.headers["received_ms"]
+    is_known = np.fromiter((request_id in answers for request_id in events.request_ids), bool, len(events))
+    return events.take(np.flatnonzero(is_known | (received_ms > received_ms.max(initial=0) - WAITS_MS)))
 
 
 class JudgedAnswers:

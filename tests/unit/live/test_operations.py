@@ -58,6 +58,7 @@ def test_events_survive_a_segment():
     batch = EventBatch(batch.headers, batch.event_ids, [b"\xff"] * 100, [b'{"a": 1}'] * 100)
     sequences, again = from_table(to_table(np.arange(5, 105), batch, KINDS.names), KINDS.names)
     assert sequences.tolist() == list(range(5, 105))
+    assert set(again.headers["request_id_bytes"]) == {1}  # by which continuous training finds events that a list led to
     assert pack(again) == pack(batch)
 
 

@@ -1,16 +1,22 @@
-"""The answers that a guard judges: each file read once, whole users left out where they are too many."""
+"""What a guard judges: answers and events, each read once; whole users are left out where they are too many."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyarrow.compute import field as pa_field
 
 from live.exposures import Exposure, ExposureLog, erase_exposures, read_exposures
+from serving.live.events import EventBatch
 from serving.live.experiment import Experiment
-from trials.judged import JudgedAnswers
+from serving.live.layout import Layout
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, purchase
+from trials.judged import JudgedAnswers, JudgedEvents
 
 SPRING = Experiment("spring", 1, 2, 0.5, changed_ms=1_000)
 USERS = 40
@@ -22,6 +28,14 @@ def log_answers(folder: Path, numbers: range, name: str = "spring", time_ms: int
     for number in numbers:
         log.add(Exposure(f"{name}{number}", time_ms + number, number % USERS, 1, [1, 2], [2.0, 1.0], [], name, "champion"))
     log.close()
+
+
+def record(writer: Writer, reacts_to: list[str]) -> None:
+    """Append an event of user 7 for each request id."""
+    batch = purchase(7, 1)
+    one = EventBatch(batch.headers, batch.event_ids, [b""], batch.columns)
+    for request_id in reacts_to:
+        writer.append(replace(one, headers=one.headers.copy(), request_ids=[request_id.encode()]))
 
 
 def read_ids(answers: JudgedAnswers, experiment: Experiment = SPRING) -> set[str]:
@@ -68,3 +82,29 @@ def test_users_who_are_erased_lose_their_ids(tmp_path):
     erase_exposures(tmp_path, 7, 2_000)
     assert 7 not in answers.read(SPRING)["user_id"].to_pylist()
     assert len(read_ids(answers)) == 100
+
+
+def test_an_event_is_read_once_and_joins_an_answer_that_is_written_later(tmp_path):
+    now_ms = [1_000]
+    answers, judged = JudgedAnswers(tmp_path), JudgedEvents(tmp_path)
+
+    def look() -> list[str]:
+        return [text.decode() for _, batch in judged.read(SPRING, answers.read(SPRING)) for text in batch.request_ids]
+
+    assert look() == []  # no event was ever recorded
+    with closing(Writer(tmp_path, Layout(), KINDS.names, now_ms=lambda: now_ms[0])) as writer:
+        log_answers(tmp_path, range(10))
+        record(writer, ["spring3", "spring12", "elsewhere", ""])
+        assert look() == ["spring3", "spring12", "elsewhere"]
+        log_answers(tmp_path, range(10, 20))
+        now_ms[0] += 600_000
+        record(writer, ["spring5", "later"])
+        assert look() == ["spring3", "spring12", "spring5", "later"]
+        writer.remove_events(6)  # so that whatever is read again would be missing
+        record(writer, ["spring6"])
+        assert look() == ["spring3", "spring12", "spring5", "later", "spring6"]
+        ((_, kept),) = judged.read(SPRING, answers.read(SPRING))
+        assert set(kept.headers["user_id"]) == {0}  # which an erasure need not find
+        changed = replace(SPRING, changed_ms=SPRING.changed_ms + 1)
+        ((_, kept),) = judged.read(changed, answers.read(changed))
+        assert kept.request_ids == [b"spring6"]  # begun anew, from what the log holds
