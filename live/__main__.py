@@ -23,6 +23,7 @@ from live.backup import back_up
 from live.backup import restore as restore_backup
 from live.consumer import EventConsumer
 from live.erase import erase_user
+from live.exposure_merges import merge_exposures
 from live.forget import ALWAYS_MS, forget_items
 from live.ids import find_item_id, find_user_id
 from live.maintenance import DAY_MS, Retention, lock
@@ -145,9 +146,11 @@ def maintain(
         with closing(open_writer(folder, repo)) as writer:
             generation = open_generation(repo)
             done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
+            merged = merge_exposures(folder, time.time_ns() // 1_000_000)
     out.print(
         f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
-        f"{done.evicted:,} idle users forgotten, {done.surpassed:,} of whom the generation knows more"
+        f"{done.evicted:,} idle users forgotten, {done.surpassed:,} of whom the generation knows more, "
+        f"{merged:,} files of answers merged"
     )
 
 

@@ -1,8 +1,9 @@
 """The exposure log: what was shown to whom, by which generation. Parquet files in `<repository>.live/exposures`.
 
 An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share. Rows are
-gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds. A killed gateway loses the rows in memory, but no
-events: they have a log of their own. An erasure leaves a mark, by which a gateway leaves the user out of answers in memory.
+gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds; maintenance merges the files of an hour
+(exposure_merges.py). A killed gateway loses the rows in memory, but no events: they have a log of their own. An erasure leaves
+a mark, by which a gateway leaves the user out of answers in memory.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ DAY_S = 86_400
 ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; held while marks are written or answers are
 MARKED_S = 7 * DAY_S  # no answer stays in memory for longer
 REMOVED_FILE = "removed.json"  # until when answers were removed, unix milliseconds
+MERGES_FILE = "merges.json"  # name of a file -> those that it replaces (exposure_merges.py)
+RETAINED_EVERY_S, RETAINED_SHARE = 600.0, 0.01  # retention looks at all files so often, and after this share of `keep_bytes`
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
 # Marks in `degraded`: the challenger failed, and the champion answered; the gateway's own popular items
 FAILED, FALLBACK = "challenger", "gateway_fallback"
@@ -105,6 +108,7 @@ class ExposureLog:
         self._rows: list[Exposure] = []
         self.dropped = 0
         self._files = 0
+        self._retained_s, self._new_bytes = float("-inf"), 0  # when retention was applied, and what was written since
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
         self._thread.start()
@@ -125,7 +129,10 @@ class ExposureLog:
             self._wake.set()
 
     def flush(self) -> None:
-        """Write what was added, and apply the retention. Raises OSError; what could not be written stays in memory."""
+        """Write what was added, and apply the retention where it is due.
+
+        Raises OSError; what could not be written stays in memory.
+        """
         with self._lock:
             rows, self._rows = self._rows, []
             if rows:
@@ -134,7 +141,10 @@ class ExposureLog:
                 except OSError:
                     self._rows = rows + self._rows
                     raise
-            remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
+            is_much = self._new_bytes > RETAINED_SHARE * self._keep_bytes
+            if is_much or time.monotonic() - self._retained_s >= RETAINED_EVERY_S:
+                remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
+                self._retained_s, self._new_bytes = time.monotonic(), 0
 
     def close(self) -> None:
         """Write the rest and stop."""
@@ -161,11 +171,28 @@ class ExposureLog:
             known = [asdict(row) | {"user_id": _leave_out_erased(row, erased_ms)} for row in rows]
             write_table(path, pa.Table.from_pylist(known, SCHEMA))
         self._files += 1
+        self._new_bytes += path.stat().st_size
 
 
 def list_exposure_files(folder: Path) -> list[Path]:
-    """Return the files that a log wrote, oldest first. folder: `exposures` in the live store's folder"""
+    """Return the files that hold a log, oldest first, each answer once. folder: `exposures` in the live store's folder"""
+    paths = list_all_files(folder)
+    merges = read_merges(folder)  # after the files were listed: a file that replaces others is recorded before it is written
+    replaced = {name for path in paths for name in merges.get(path.name, ())}
+    return [path for path in paths if path.name not in replaced]
+
+
+def list_all_files(folder: Path) -> list[Path]:
+    """Return the files of a log, oldest first, and those that another one of them replaces."""
     return sorted(path for path in folder.glob("exposures-*.parquet") if FILE_NAME.fullmatch(path.name))
+
+
+def read_merges(folder: Path) -> dict[str, list[str]]:
+    """Return which files replace which once they are written, by name."""
+    try:
+        return json.loads((folder / MERGES_FILE).read_text())
+    except FileNotFoundError:
+        return {}
 
 
 def parse_written_ms(file: Path) -> int:
@@ -246,13 +273,15 @@ def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / FOLDER / ERASED)
-    count = 0
-    for path, table in _read_files(folder / FOLDER):
+    count, listed = 0, set(list_exposure_files(folder / FOLDER))
+    for path in list_all_files(folder / FOLDER):
+        if (table := read_file(path)) is None:
+            continue
         is_users = pc.fill_null(pc.equal(table["user_id"], user_id), False)
         if n_answers := pc.sum(is_users).as_py():
             user_ids = pc.if_else(is_users, pa.scalar(None, pa.int64()), table["user_id"])
             write_table(path, table.set_column(SCHEMA.get_field_index("user_id"), "user_id", user_ids))
-            count += n_answers
+            count += n_answers if path in listed else 0
     return count
 
 

@@ -83,16 +83,23 @@ class JudgedAnswers:
         self._tables: dict[Path, tuple[Stamp | None, pa.Table]] = {}
         self._share = 1.0
 
+    @property
+    def share(self) -> float:
+        """The share of the users whose answers the last look saw."""
+        return self._share
+
     def read(self, experiment: Experiment) -> pa.Table:
         """Return the answers since the experiment's last change, with COLUMNS and an empty `sources`. Raises ArtifactError."""
         version = experiment.name, experiment.changed_ms
         if version != self._version:
             self._version, self._tables, self._share = version, {}, 1.0
+        listed = [path for path in list_exposure_files(self._folder) if parse_written_ms(path) >= experiment.changed_ms]
+        self._tables = {path: self._tables[path] for path in listed if path in self._tables}  # others were merged into one
         count = sum(len(table) for _, table in self._tables.values())
         wanted = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)
-        for path in list_exposure_files(self._folder):
+        for path in listed:
             stamp = read_stamp(path)  # before the file is read: an erasure that replaces it meanwhile changes the stamp
-            if parse_written_ms(path) < experiment.changed_ms or (path in self._tables and self._tables[path][0] == stamp):
+            if path in self._tables and self._tables[path][0] == stamp:
                 continue
             if (table := read_file(path, COLUMNS)) is not None:
                 count -= len(self._tables[path][1]) if path in self._tables else 0

@@ -89,6 +89,19 @@ def test_old_files_and_files_beyond_the_size_go(tmp_path):
     assert len(read_exposures(tmp_path)) == 30
 
 
+def test_a_log_stays_within_its_bytes_while_it_runs(tmp_path):
+    write(tmp_path, answers(100))
+    most = 4 * list_exposure_files(tmp_path / "exposures")[0].stat().st_size
+    log = ExposureLog(tmp_path, 1.0, 1.0, most, lambda: 1_000.0)
+    for _ in range(8):
+        for row in answers(100):
+            log.add(row)
+        log.flush()
+        assert sum(path.stat().st_size for path in list_exposure_files(tmp_path / "exposures")) <= most
+    log.close()
+    assert len(read_exposures(tmp_path)) >= 300
+
+
 def test_files_of_others_are_left_alone_and_do_not_stop_the_log(tmp_path):
     write(tmp_path, [ANSWER])
     [path] = list_exposure_files(tmp_path / "exposures")

@@ -1,0 +1,108 @@
+"""Merge the small files of the exposure log: gateways write one every ten seconds, and reading takes some 2 ms a file.
+
+    files of a past hour ─▶ record which file replaces which ─▶ write that file: readers leave the others out from here on
+                                                             ─▶ the next round of maintenance removes the others
+
+A crash leaves either the others or the file that replaces them, never both for readers. The others stay for a round, because a
+reader may just have listed them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from live.archive import write_table
+from live.exposures import FOLDER, MERGES_FILE, list_all_files, list_exposure_files, parse_written_ms, read_file
+
+HOUR_MS = 3_600_000
+MERGED_BYTES = 8 << 20  # together, before they are merged; some 50 MB in memory
+
+
+def merge_exposures(live: Path, now_ms: int) -> int:
+    """Remove what the last round has merged, and merge the files of past hours, hour by hour. Return how many were merged.
+
+    live: folder of the live store. The caller holds the lock of maintenance
+
+    Raises ArtifactError for a file that cannot be read.
+    """
+    folder = live / FOLDER
+    if not folder.is_dir():
+        return 0
+    remove_merged(folder)
+    merges = choose_merges(folder, now_ms)
+    if merges:
+        record_merges(folder, merges)
+    for name, parts in merges.items():
+        tables = [table for part in parts if (table := read_file(folder / part)) is not None]
+        if tables:  # retention may remove them meanwhile
+            write_table(folder / name, pa.concat_tables(tables).combine_chunks())
+    return sum(map(len, merges.values()))
+
+
+def remove_merged(folder: Path) -> None:
+    """Remove files that another one replaces, and their record."""
+    merged = {path.name for path in list_all_files(folder)} - {path.name for path in list_exposure_files(folder)}
+    for name in merged:
+        (folder / name).unlink(missing_ok=True)
+    sync_folder(folder)
+    (folder / MERGES_FILE).unlink(missing_ok=True)
+
+
+def choose_merges(folder: Path, now_ms: int) -> dict[str, list[str]]:
+    """Return which files to merge: the name of the new one -> those that it replaces, in order."""
+    runs: list[list[Path]] = []
+    hour, room = -1, 0
+    for path in list_exposure_files(folder):
+        written_hour = parse_written_ms(path) // HOUR_MS
+        if written_hour >= now_ms // HOUR_MS:
+            break
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # a gateway's retention
+            continue
+        if written_hour != hour or size > room:
+            runs.append([])
+            hour, room = written_hour, MERGED_BYTES
+        runs[-1].append(path)
+        room -= size
+    merges: dict[str, list[str]] = {}
+    taken = {path.name for run in runs for path in run}
+    for run in runs:
+        if len(run) > 1:
+            name = choose_name(parse_written_ms(run[-1]), taken)
+            merges[name] = [path.name for path in run]
+            taken.add(name)
+    return merges
+
+
+def choose_name(written_ms: int, taken: set[str]) -> str:
+    """Return a free name for answers that were all written until `written_ms`. No process has the number 0."""
+    number = 0
+    while (name := f"exposures-{written_ms:013d}-0-{number}.parquet") in taken:
+        number += 1
+    return name
+
+
+def record_merges(folder: Path, merges: Mapping[str, Sequence[str]]) -> None:
+    """Make durable what `read_merges` returns."""
+    new = folder / f"{MERGES_FILE}.new"
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(merges, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / MERGES_FILE)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed and removed in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
