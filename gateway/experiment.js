@@ -18,7 +18,9 @@ async function showExperiment() {
   const isTold = !answer.split || answer.decision.includes(answer.split);
   byId("split").textContent = isTold ? "" : `${sentence(answer.split)}.`;
   byId("split").className = answer.wrong_split ? "bad" : "quiet";
-  byId("arms").replaceChildren(...(arms.length ? tableOf(arms) : []));
+  const sampled = `Of one user in ${1 / answer.users_share}, because there are too many answers to judge at once.`;
+  const captions = answer.users_share < 1 ? [element("caption", "quiet", sampled)] : [];
+  byId("arms").replaceChildren(...(arms.length ? [...captions, ...tableOf(arms)] : []));
   byId("interval").replaceChildren(...(experiment && experiment.mode !== "shadow" ? drawLooks(experiment, looks) : []));
   for (const side of ["champion", "challenger"]) {
     byId(`${side}-generation`).textContent = experiment ? `(generation ${experiment[side]})` : "";

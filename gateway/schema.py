@@ -215,6 +215,7 @@ class ExperimentReport(Strict):
     """experiment: null if none was ever started; decision: the verdict, or how the experiment ended, in words.
 
     split: how many users met each arm of an A/B test, in words; wrong_split: whether its share does not explain them.
+    users_share: share of the users whose answers all of this is about; below 1 where answers are too many to judge at once.
     """
 
     experiment: ExperimentFacts | None
@@ -224,6 +225,7 @@ class ExperimentReport(Strict):
     wrong_split: bool
     verdict: Literal["better", "worse", "undecided"]
     decision: str
+    users_share: float
 
 
 def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:

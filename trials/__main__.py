@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from live.exposures import read_exposures
+from live.exposures import FOLDER, list_exposure_files, read_exposures
 from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
@@ -272,7 +272,7 @@ def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
 
     since_ms: leave out earlier answers, in unix milliseconds
     """
-    exposures, folder = read_answers(repo)
+    exposures, folder = read_answers(repo, since_ms)
     exposures = exposures.filter(pc.greater_equal(exposures["time_ms"], since_ms))
     feedback = join_feedback(exposures, read_events(folder, since_ms))
     chosen = feedback.arms != SHADOW_ARM
@@ -290,12 +290,15 @@ def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
     return feedback.take(chosen)
 
 
-def read_answers(repo: Path) -> tuple[pa.Table, Path]:
-    """Return all logged answers, and the folder of the live store. Raises TrialError without any."""
+def read_answers(repo: Path, from_ms: int = 0) -> tuple[pa.Table, Path]:
+    """Return the logged answers, and the folder of the live store. Raises TrialError where none was ever logged.
+
+    from_ms: as of `read_exposures`
+    """
     info = read_stage(find_stage_folder(repo, STAGES[0], read_pinned_generation(repo)))
     folder = find_live_folder(repo, info.live_folder)
-    exposures = read_exposures(folder)
-    if not len(exposures):
+    exposures = read_exposures(folder, from_ms)
+    if not list_exposure_files(folder / FOLDER):
         raise TrialError(
             f"No answer is logged in {folder}. Set exposure_share in the gateway's settings (docs/gateway.md) and serve some."
         )

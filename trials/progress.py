@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -13,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.exposures import read_exposures
 from serving.live.events import EventBatch
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, read_experiment
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.interleaving import CHALLENGER, CHAMPION
+from trials.judged import JudgedAnswers
 from trials.report import AnswerSummary, summarise_answers
 from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms
 from trials.split import Split, measure_split
 
 LOOKS = 60
+MOST_SHOWN = 200_000  # answers in memory for the gateway's page; some 400 MB beside the server
 WORDS: dict[Verdict, str] = {
     "better": "the challenger is better beyond doubt",
     "worse": "the challenger is worse beyond doubt",
@@ -39,6 +40,7 @@ NOTHING: dict[str, Any] = {
     "wrong_split": False,
     "verdict": "undecided",
     "decision": "no experiment was started",
+    "users_share": 1.0,
 }
 
 
@@ -93,16 +95,19 @@ class Progress:
         }
 
 
-def describe_progress(folder: Path) -> dict[str, Any]:
+def describe_progress(folder: Path, most: int = MOST_SHOWN) -> dict[str, Any]:
     """Return the progress of the latest experiment as JSON values. Raises ArtifactError.
 
     folder: of the live store. All its events since the experiment's start are read, which may take seconds
+    most: answers in memory; beyond them users are left out (judged.py)
     """
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
-    exposures, log = read_exposures(folder, experiment.started_ms), read_events(folder, experiment.started_ms)
-    return measure_progress(experiment, exposures, log).as_json()
+    answers = JudgedAnswers(folder, most)
+    exposures = answers.read(replace(experiment, changed_ms=experiment.started_ms))
+    log = read_events(folder, experiment.started_ms)
+    return measure_progress(experiment, exposures, log).as_json() | {"users_share": answers.share}
 
 
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:

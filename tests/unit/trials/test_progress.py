@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from serving.live.experiment import Experiment, Mode
+from live.exposures import Exposure, ExposureLog
+from serving.live.experiment import EXPERIMENT_FILE, Experiment, Mode
 from tests.unit.trials.logs import NOW_MS, events, exposures
-from trials.progress import LOOKS, Progress, measure_progress
+from trials.progress import LOOKS, Progress, describe_progress, measure_progress
 from trials.sequential import LEAST_OBSERVATIONS, Arm, compare_arms
 
 ANSWERS = 1_000  # of each arm
@@ -50,6 +51,21 @@ def test_arms_intervals_and_decision_of_an_ab_test(every, verdict, words):
     assert progress.looks[-1] == (NOW_MS + 1_000 * (ANSWERS - 1), last)
     assert progress.verdict == verdict
     assert words in progress.decision
+
+
+def test_of_too_many_answers_whole_users_are_left_out_and_the_share_is_told(tmp_path):
+    log = ExposureLog(tmp_path, 1.0, keep_days=1_000_000, keep_bytes=1 << 30)
+    for number in range(2 * ANSWERS):
+        arm = ("champion", "challenger")[number % 2]
+        log.add(Exposure(f"a{number}", NOW_MS + number, number % 200, 1, [1, 2], [2.0, 1.0], [], SPRING.name, arm))
+    log.close()
+    (tmp_path / EXPERIMENT_FILE).write_text(SPRING.write_text())
+    whole = describe_progress(tmp_path)
+    assert (whole["users_share"], [arm["answers"] for arm in whole["arms"]]) == (1.0, [ANSWERS, ANSWERS])
+    part = describe_progress(tmp_path, most=ANSWERS)
+    assert part["users_share"] in (0.5, 0.25)
+    assert all(0.5 < arm["answers"] / (part["users_share"] * ANSWERS) < 1.5 for arm in part["arms"])
+    assert sum(arm["answers"] for arm in part["arms"]) % 10 == 0  # each user has ten
 
 
 def test_a_look_sees_the_answers_given_until_then():
