@@ -68,7 +68,7 @@ class Explainer:
         query, item_id = visitor.make_query(self._shop), self._shop.parse_item_id(item)
         with self._lock:
             champion = self._shop.published.generation  # not before: others may have had the lock for seconds
-            enrolment = self._experiments.enrol(find_visitor_id(query), None, champion)
+            enrolment = self._experiments.enrol(visitor.find_counted_id(self._shop), None, champion)
             demanded = visitor.generation
             for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
                 pipeline = self._load_pipeline(generation)

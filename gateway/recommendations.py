@@ -93,12 +93,12 @@ class Answering:
             self._metrics.shed.labels(question.priority).inc()
             return answered
         shop, request_id, query = self._shop, uuid.uuid4().hex, self._make_query(question)
-        user_id = find_visitor_id(query)
+        user_id, counted_id = find_visitor_id(query), question.find_counted_id(shop)
         shop.refresh()
-        enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
+        enrolment = self._experiments.enrol(counted_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
         try:
-            shown = await self._ask(query, question, request_id, user_id, enrolment)
+            shown = await self._ask(query, question, request_id, counted_id, enrolment)
         except InvalidRequest:
             raise
         except Exception as error:  # of any kind: the shop must get items to show
@@ -129,7 +129,7 @@ class Answering:
             items = await self._add_reasons(items, query, shown, enrolment.challenger, left_s)
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
-        self._log(request_id, user_id, answer, degraded, enrolment, shown.teams, latency_ms)
+        self._log(request_id, counted_id, answer, degraded, enrolment, shown.teams, latency_ms)
         return Answered(self._build_answer(request_id, user_id, answer.generation, degraded, items), timings_ms)
 
     def answer_with_popular(self, question: Question, reason: str) -> Answered:
@@ -156,7 +156,9 @@ class Answering:
             log.warning("an answer has no reasons: %s", reason, exc_info=not isinstance(error, TimeoutError))
         return [item | {"reasons": why} for item, why in zip(items, reasons, strict=True)]
 
-    async def _ask(self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment) -> Shown:
+    async def _ask(
+        self, query: Query, question: Question, request_id: str, counted_id: int | None, enrolment: Enrolment
+    ) -> Shown:
         limiter = self._limiter
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
 
@@ -170,7 +172,7 @@ class Answering:
             shadow_answer = Recommendations((), ()) if answer is None else answer
             degraded = list_degraded(shadow_answer.degraded) + [FAILED] * (answer is None)
             shadow = enrolment._replace(arm=SHADOW_ARM)
-            self._log(request_id, user_id, shadow_answer, degraded, shadow, latency_ms=1_000 * seconds)
+            self._log(request_id, counted_id, shadow_answer, degraded, shadow, latency_ms=1_000 * seconds)
 
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
@@ -197,13 +199,13 @@ class Answering:
         if question.reasons:
             items = [item | {"reasons": None} for item in items]
         answer = Recommendations(tuple(popular), (), Degraded.NONE, self._shop.published.generation, (1.0,) * len(popular))
-        self._log(request_id, user_id, answer, [FALLBACK], enrolment)
+        self._log(request_id, question.find_counted_id(self._shop), answer, [FALLBACK], enrolment)
         return self._build_answer(request_id, user_id, answer.generation, [FALLBACK], items)
 
     def _log(
         self,
         request_id: str,
-        user_id: int | None,
+        counted_id: int | None,
         answer: Recommendations,
         degraded: list[str],
         enrolment: Enrolment,
@@ -216,7 +218,7 @@ class Answering:
         item_ids, time_ms = list(answer.item_ids), time.time_ns() // 1_000_000
         scores: list[float | None] = [*answer.scores] or [None] * len(item_ids)
         propensities = [*answer.propensities] or None  # None: the server does not say
-        shown = (request_id, time_ms, user_id, answer.generation, item_ids, scores, degraded)
+        shown = (request_id, time_ms, counted_id, answer.generation, item_ids, scores, degraded)
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
         marks = (Sources.POPULAR,) * len(item_ids) if degraded == [FALLBACK] else answer.sources
         sources = [int(bits) for bits in marks] or None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.shop import Shop
-from triton_recommender import Query
+from triton_recommender import Query, session_id
 from triton_recommender.client import resolve_visitor
 
 
@@ -37,6 +37,15 @@ class Visitor:
         if session is not None and user_id is not None:
             user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
         return Query(user_id, history, exclude, self.context, session=session)
+
+    def find_counted_id(self, shop: Shop) -> int | None:
+        """Return the id on the wire by which experiments count the visitor and answers are logged. Raises InvalidRequest.
+
+        It is the user's, known or not, otherwise the session's: a new user's first event moves nobody to another arm.
+        """
+        if self.user is not None:
+            return shop.parse_user_id(self.user)
+        return None if self.session is None else session_id(self.session)
 
 
 def find_visitor_id(query: Query) -> int | None:

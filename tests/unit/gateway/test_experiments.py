@@ -20,6 +20,7 @@ from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from repository.generations import pin
+from repository.registry import RECORD_FILE
 from repository.rounds import ROUND_FILE, mark_round, record_round
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.tensors import ENSEMBLE
@@ -91,6 +92,7 @@ def two_generations(tmp_path_factory) -> tuple[Tried, int]:
 def compared(two_generations) -> Iterator[tuple[Tried, int]]:
     yield two_generations
     shutil.rmtree(find_experiment_folder(two_generations[0].repo))
+    (two_generations[0].repo / RECORD_FILE).unlink()  # otherwise the name of the experiment is taken
 
 
 def test_an_explanation_is_of_the_generation_that_the_user_is_shown(compared):
@@ -102,9 +104,9 @@ def test_an_explanation_is_of_the_generation_that_the_user_is_shown(compared):
         return 1 + list(shown).index(True)
 
     unaware = [user for user in USERS if explain(tried, blocked, user=user)["shown"]]  # the others have seen it already
-    forced = "This explains generation {}. In the experiment 'spring' this user is shown items of generation {}."
+    forced = "This explains generation {}. In the experiment {!r} this user is shown items of generation {}."
     for mode, of_blocked, of_shared in (("ab", 2, 2), ("interleave", 1, 2), ("shadow", 1, 1)):
-        experiment = tried.start(mode=mode, share=0.5)
+        experiment = tried.start(name=mode, mode=mode, share=0.5)
         for who in ({"user": user} for user in unaware):
             is_enrolled = experiment.enrols(int(who["user"]))
             told = [explain(tried, item, **who) for item in (blocked, find_shared(who["user"]))]
@@ -116,7 +118,7 @@ def test_an_explanation_is_of_the_generation_that_the_user_is_shown(compared):
             shown = "2 mixed with those of 1" if (mode, is_enrolled) == ("interleave", True) else str(explained[0])
             for generation in (1, 2):
                 said = explain(tried, blocked, generation=generation, **who)
-                expected = None if shown == str(generation) else forced.format(generation, shown)
+                expected = None if shown == str(generation) else forced.format(generation, mode, shown)
                 assert (said["generation"], said["shown"], said["experiment"]) == (generation, generation == 1, expected)
         assert {experiment.enrols(int(user)) for user in unaware} == {True, False}
         end_experiment(tried.repo, "the next mode")
@@ -156,6 +158,17 @@ def explain(tried: Tried, item: int, **params) -> dict:
     assert response.status_code == 200, response.text
     schema.Explanation.model_validate(response.json())
     return response.json()
+
+
+def test_a_new_user_meets_the_arm_of_the_user_id_before_and_after_the_first_event(tried):
+    experiment = tried.start(share=0.5)
+    new = [str(user) for user in range(1_000, 1_020)]
+    answers = tried.ask(new, session="a3f")
+    assert {answer["known"] for answer in answers.values()} == {False}
+    assert {user for user, answer in answers.items() if answer["generation"] == 2} == {
+        user for user in new if experiment.enrols(int(user))
+    }
+    assert [row["user_id"] for row in tried.log] == [int(user) for user in new]
 
 
 def test_users_are_answered_by_their_generation_again_and_again(tried):
