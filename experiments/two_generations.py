@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,8 @@ def ask(served: Served, users: list[int], what: str) -> dict[str, float]:
 
 def serve_two(served: Served, users: list[int], challenger: int, what: str) -> dict[str, float]:
     """Let an experiment run while one client asks, and end it. what: a key of MODES"""
-    begin_experiment([served.state], served.repo, Experiment(what, 0, challenger, 0.5, MODES[what]))
+    name = f"{what}-{time.time_ns()}"  # a name serves once
+    begin_experiment([served.state], served.repo, Experiment(name, 0, challenger, 0.5, MODES[what]))
     try:
         met = asyncio.run(count_generations(served, users[:100]))
         expected = {served.state.generation, challenger} if what == "two" else {served.state.generation}

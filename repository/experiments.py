@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from repository.registry import record_act
+from repository.registry import read_acts, record_act
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
@@ -17,7 +17,7 @@ from serving.contract.tensors import STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, State, read_experiment
 from serving.live.store import find_live_folder, make_folder
 
-NOT_PROMOTED = "not promoted"  # an act in the registry
+STARTED, NOT_PROMOTED = "experiment started", "not promoted"  # acts in the registry
 
 
 def find_experiment_folder(repository: Path) -> Path:
@@ -41,7 +41,7 @@ def follow_experiment(repository: Path) -> FollowedExperiment | None:
 
 
 def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
-    """Start an experiment. Raises ConfigError while another one runs."""
+    """Start an experiment. Raises ConfigError while another one runs, or if an earlier one had this name."""
 
     def begin(former: Experiment | None) -> Experiment:
         if former and former.runs:
@@ -49,9 +49,16 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
                 f"Experiment {former.name!r} runs already. Stop it first (python -m server experiment stop), or change its "
                 "share (python -m server experiment share SHARE)."
             )
+        refuse_used_name(repository, experiment.name)
         return replace(experiment, started_ms=_read_clock_ms())
 
-    return _change(repository, "experiment started", begin)
+    return _change(repository, STARTED, begin)
+
+
+def refuse_used_name(repository: Path, name: str) -> None:
+    """Raise ConfigError if the record has an experiment of this name: the log would not tell the answers of both apart."""
+    if any(act.action == STARTED and act.reason.startswith(f"experiment {name}, ") for act in read_acts(repository)):
+        raise ConfigError(f"There was an experiment {name!r} before, whose answers are logged under this name. Choose another.")
 
 
 def change_share(repository: Path, share: float) -> Experiment:

@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from repository.challenger import read_challengers
-from repository.experiments import change_share, end_experiment, find_experiment_folder, find_running, start_experiment
+from repository.experiments import (
+    change_share,
+    end_experiment,
+    find_experiment_folder,
+    find_running,
+    refuse_used_name,
+    start_experiment,
+)
 from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
@@ -126,6 +133,7 @@ def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experim
 
     experiment: its champion is found out here
     """
+    refuse_used_name(repo, experiment.name)  # before a challenger is loaded, which takes seconds
     for state in servers:
         experiment = replace(experiment, champion=load_challenger(state.grpc_url, state.repo, experiment.challenger))
     return start_experiment(repo, experiment)

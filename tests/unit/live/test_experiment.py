@@ -89,6 +89,19 @@ def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_
         change_share(repo, 0.2)
 
 
+def test_the_name_of_an_experiment_that_ended_is_not_used_again(tmp_path):
+    repo = link_small_repository(tmp_path / "shop")
+    start_experiment(repo, spring())
+    ended = end_experiment(repo, "p99 is 90 ms", state="rolled back")
+    with pytest.raises(ConfigError, match=r"There was an experiment 'spring' before, .* Choose another"):
+        start_experiment(repo, spring(challenger=3))
+    assert read_experiment(find_experiment_folder(repo)) == ended
+    start_experiment(repo, spring(name="spring 2"))
+    end_experiment(repo, "enough")
+    with pytest.raises(ConfigError, match="'spring' before"):  # not only the last one
+        start_experiment(repo, spring())
+
+
 def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
     repo = link_small_repository(tmp_path / "shop")
     judged = start_experiment(repo, spring(share=0.1))
