@@ -24,7 +24,7 @@ from rich.console import Console
 from export.build import build_repository
 from export.continued import continue_log, find_prompted, read_changes
 from export.learning import Learning, keep_learned, measure_erasures, plan_learning
-from export.prequential import answer_live, choose_questions
+from export.prequential import Upserted, answer_live, choose_questions
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
@@ -233,16 +233,16 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
     )
 
 
-def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.ndarray) -> list[Change]:
-    """Return the changes after which no item of `item_ids`, int64 [N], is sold out: whoever bought them could.
+def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.ndarray) -> list[Upserted]:
+    """Return the changes of a live store, such that no item of `item_ids`, int64 [N], is sold out: whoever bought them could.
 
     items: the catalogue with these changes
     """
     columns = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     for item_id in np.intersect1d(item_ids, items["item_id"][~items["available"]]).tolist():
         columns[item_id] = columns.get(item_id, {}) | {"available": True}
-    of_users = [change for change in changes if change.type != ITEM_CHANGED]
-    return [*of_users, *(Change(ITEM_CHANGED, item_id, own) for item_id, own in columns.items())]
+    of_users = [Upserted("user", change.id, change.columns) for change in changes if change.type != ITEM_CHANGED]
+    return [*of_users, *(Upserted("item", item_id, own) for item_id, own in columns.items())]
 
 
 def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int | str:

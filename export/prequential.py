@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, UPSERT, make_live_specs
-from serving.live.events import ITEM_CHANGED
-from serving.live.reader import Change, Reader
+from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from training.dataset import Dataset
@@ -30,6 +30,14 @@ QUESTIONS_PER_CALL = 64
 EVENTS_PER_BATCH = 256
 CHANGES_PER_BATCH = 1_000
 LIST_LENGTH = 20
+
+
+class Upserted(NamedTuple):
+    """What `upsert` has set. kind: item or user"""
+
+    kind: str
+    id: int
+    columns: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> Answe
 
 
 def answer_live(
-    repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path, changes: Sequence[Change] = ()
+    repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path, changes: Sequence[Upserted] = ()
 ) -> Answers:
     """Answer the users of log rows, in ascending order, each after all events from row `first` up to its own were observed.
 
@@ -141,11 +149,10 @@ def make_event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarra
     }
 
 
-def make_change_inputs(changes: Sequence[Change]) -> dict[str, np.ndarray]:
+def make_change_inputs(changes: Sequence[Upserted]) -> dict[str, np.ndarray]:
     """Return the tensors of `upsert` for changes of items and users."""
-    kinds = [b"item" if change.type == ITEM_CHANGED else b"user" for change in changes]
     return {
-        "kind": np.array(kinds, object)[:, None],
+        "kind": np.array([change.kind.encode() for change in changes], object)[:, None],
         "id": np.array([change.id for change in changes], np.int64)[:, None],
         "columns": np.array([json.dumps(change.columns).encode() for change in changes], object)[:, None],
     }

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from export import follow
 from export.follow import Round, Terms, choose_judged, follow_once, publish_candidate
-from export.prequential import make_change_inputs, make_event_inputs, split_blocks
+from export.prequential import Upserted, make_change_inputs, make_event_inputs, split_blocks
 from export.relayout import relayout
 from export.settings import Settings
 from export.verdict import LEAST_QUESTIONS, Verdict
@@ -32,9 +32,8 @@ from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import OBSERVE, UPSERT
-from serving.live.events import ITEM_CHANGED
 from serving.live.experiment import Experiment
-from serving.live.reader import Change, Reader
+from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
@@ -91,7 +90,7 @@ def round_done(exported, whole, past, tmp_path_factory) -> tuple[Path, Round, st
     repo, beside = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository")), list[str]()
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     last_bought = whole.interactions["item_id"].to_numpy()[EVERYTHING - N_SOLD_OUT :]
-    sold_out = [Change(ITEM_CHANGED, item_id, {"available": False}) for item_id in last_bought.tolist()]
+    sold_out = [Upserted("item", item_id, {"available": False}) for item_id in last_bought.tolist()]
     with closing(Upsert.load(repo / UPSERT / "1")) as model:
         model(make_change_inputs(sold_out))
     abandon_round(repo)
