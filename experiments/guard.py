@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,7 @@ from trials.judged import JudgedAnswers
 ANSWERS, USERS, ITEMS, LISTED = 10_000, 1_000, 500, 20
 LOOKS = 30
 CLICKED, DEGRADED = 0.1, 0.01  # shares of answers
+SMALL_SHARE, RARELY_CLICKED = 0.1, (0.01, 0.02)  # of experiments in which the challenger has few clicks or none
 MANY = 2_000_000
 BREAKS_AT, BROKEN_FOR, LOOK = 20_000, 4_000, 50  # answers of both arms: before a challenger breaks, after it, between two looks
 MOST_ALARMS, MOST_MIB = 0.05, 700
@@ -46,10 +48,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXPERIMENT = Experiment("same", 1, 2, 0.5, promotes=True)
 
 
-def draw_answers(count: int, users: int, rng: np.random.Generator) -> pa.Table:
-    """Return answers of an A/A experiment, in the order of time, as the exposure log has them."""
+def draw_answers(count: int, users: int, rng: np.random.Generator, share: float = EXPERIMENT.share) -> pa.Table:
+    """Return answers of an A/A experiment, in the order of time, as the exposure log has them. share: of the challenger"""
     user_ids = rng.integers(users, size=count)
-    challenged = (rng.random(users) < EXPERIMENT.share)[user_ids]
+    challenged = (rng.random(users) < share)[user_ids]
     first = rng.integers(ITEMS, size=count)
     columns = {
         "request_id": [f"{number:032x}" for number in range(count)],
@@ -61,7 +63,7 @@ def draw_answers(count: int, users: int, rng: np.random.Generator) -> pa.Table:
         "arm": np.where(challenged, CHALLENGER_ARM, CHAMPION_ARM),
         "item_ids": list_values(((first[:, None] + np.arange(LISTED)) % ITEMS).ravel(), np.full(count, LISTED, np.int32)),
         "latency_ms": rng.lognormal(2.0, 0.5, count).astype(np.float32),
-        "assignment": np.where(challenged, EXPERIMENT.share, 1 - EXPERIMENT.share),
+        "assignment": np.where(challenged, share, 1 - share),
     }
     rest = {field.name: pa.nulls(count, field.type) for field in SCHEMA if field.name not in columns}
     return pa.table({field.name: (columns | rest)[field.name] for field in SCHEMA}, SCHEMA)
@@ -73,9 +75,9 @@ def list_values(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.array(values[: offsets[-1]]))
 
 
-def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator) -> EventBatch:
-    """Return clicks on first items. A user's chance is drawn from a beta distribution with the mean CLICKED."""
-    chances = rng.beta(1.0, 1 / CLICKED - 1, users)
+def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator, rate: float = CLICKED) -> EventBatch:
+    """Return clicks on first items. A user's chance is drawn from a beta distribution with the mean `rate`."""
+    chances = rng.beta(1.0, 1 / rate - 1, users)
     clicked = np.flatnonzero(rng.random(len(answers)) < chances[answers["user_id"].to_numpy()])
     headers = np.zeros(len(clicked), HEADER)
     headers["item_id"] = answers["item_ids"].combine_chunks().values.to_numpy().reshape(-1, LISTED)[clicked, 0]
@@ -84,17 +86,33 @@ def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator) -> Even
     return EventBatch(headers, blanks, [f"{number:032x}".encode() for number in clicked], blanks)
 
 
-def judge_same(rng: np.random.Generator) -> str:
-    """Return why the guard ends one A/A experiment, "" where it lets it go on to the end."""
-    answers = draw_answers(ANSWERS, USERS, rng)
-    clicks = draw_clicks(answers, USERS, rng)
+def judge_same(rng: np.random.Generator, share: float = EXPERIMENT.share, rate: float = CLICKED) -> str:
+    """Return why the guard ends one A/A experiment, "" where it lets it go on to the end. rate: share of answers clicked"""
+    answers = draw_answers(ANSWERS, USERS, rng, share)
+    clicks = draw_clicks(answers, USERS, rng, rate)
     for count in np.geomspace(ANSWERS / 100, ANSWERS, LOOKS).astype(int).tolist():
-        known = int(np.searchsorted(clicks.headers["received_ms"], count))
-        batch = clicks.take(np.arange(known))
-        state, reason = judge(EXPERIMENT, answers.slice(0, count), [(np.arange(known), batch)])
+        state, reason = judge_until(replace(EXPERIMENT, share=share), answers, clicks, count)
         if state != "running":
             return f"{state}: {reason}"
     return ""
+
+
+def judge_until(experiment: Experiment, answers: pa.Table, clicks: EventBatch, count: int) -> tuple[str, str]:
+    """Return what the guard decides after the first `count` answers, and why."""
+    known = np.arange(np.searchsorted(clicks.headers["received_ms"], count))
+    return judge(experiment, answers.slice(0, count), [(known, clicks.take(known))])
+
+
+def count_until_missed(rate: float, rng: np.random.Generator) -> int:
+    """Return how many answers of a challenger that nobody clicks the guard lets pass. rate: of the champion's clicks"""
+    answers = draw_answers(10 * ANSWERS, 10 * USERS, rng, SMALL_SHARE)
+    is_own = pc.equal(answers["arm"], CHALLENGER_ARM).to_numpy()
+    clicks = draw_clicks(answers, 10 * USERS, rng, rate)
+    clicks = clicks.take(np.flatnonzero(~is_own[clicks.headers["received_ms"]]))
+    for count in range(ANSWERS // 10, len(answers) + 1, 10 * LOOK):
+        if judge_until(replace(EXPERIMENT, share=SMALL_SHARE), answers, clicks, count)[0] == "rolled back":
+            return int(is_own[:count].sum())
+    return int(is_own.sum())
 
 
 def count_until_found(column: str, broken: pa.Array, rng: np.random.Generator) -> int:
@@ -140,11 +158,19 @@ def read_most_mib() -> float:
     return int(line.split()[1]) / 2**10
 
 
-def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
-    reasons = Counter(judge_same(rng) for _ in range(runs))
+def count_alarms(runs: int, rng: np.random.Generator, share: float, rate: float) -> int:
+    """Return how many of `runs` A/A experiments the guard ends."""
+    reasons = Counter(judge_same(rng, share, rate) for _ in range(runs))
     alarms = runs - reasons.pop("", 0)
     for reason, count in reasons.items():
-        typer.echo(f"{count} of {runs}: {reason}", err=True)
+        typer.echo(f"share {share}, {rate:.0%} clicked: {count} of {runs}: {reason}", err=True)
+    return alarms
+
+
+def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
+    alarms = count_alarms(runs, rng, EXPERIMENT.share, CLICKED)
+    rare = {rate: count_alarms(runs, rng, SMALL_SHARE, rate) for rate in RARELY_CLICKED}
+    missed = {rate: count_until_missed(rate, rng) for rate in (*RARELY_CLICKED, CLICKED)}
     late = {
         "all its answers fail": ("degraded", pa.array([["challenger"]])),
         "the same items for everybody": ("item_ids", pa.array([list(range(LISTED))])),
@@ -155,6 +181,20 @@ def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
     first_s, next_s, mib = measure_looks(many, rng)
     return [
         Figure(name=f"{runs} A/A experiments that the guard ended", values=[alarms / runs], at_most=MOST_ALARMS),
+        *[
+            Figure(
+                name=f"{runs} of a share of {SMALL_SHARE} with {rate:.0%} clicked that it ended",
+                values=[count / runs],
+                at_most=MOST_ALARMS,
+            )
+            for rate, count in rare.items()
+        ],
+        *[
+            Figure(
+                name=f"with that share, no click where the champion has {rate:.0%}: answers until rolled back", values=[count]
+            )
+            for rate, count in missed.items()
+        ],
         *[
             Figure(name=f"from its answer {BREAKS_AT // 2:,} on, {fault}: answers until rolled back", values=[count])
             for fault, count in found.items()

@@ -6,13 +6,14 @@ any moment, for any reason, keeps the stated error rate. Users are assigned to a
 users are what is independent: standard errors are cluster-robust.
 
 Sources: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021 (asymptotic confidence sequences); Liang and Zeger 1986
-(cluster-robust errors); Lindon and Malek 2020 (sample-ratio check by a Dirichlet-multinomial mixture).
+(cluster-robust errors); Rao and Scott 1992 (design effect pooled over arms); Farrington and Manning 1990 (errors under equal
+rates); Lindon and Malek 2020 (sample-ratio check by a Dirichlet-multinomial mixture).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import lgamma
+from dataclasses import dataclass, replace
+from math import lgamma, sqrt
 from typing import Literal
 
 import numpy as np
@@ -95,15 +96,34 @@ def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA, tightest_
     if not (champion.is_enough and challenger.is_enough):
         return Comparison(float("nan"), -np.inf, np.inf, requests)
     difference = challenger.mean - champion.mean
+    champion, challenger = raise_errors(champion, challenger)
     error = np.hypot(champion.error, challenger.error)
-    independent_answers = champion.independent_answers + challenger.independent_answers
-    if error == 0:  # within an arm, all rewards are equal: the variance of both arms together bounds the error
-        share = challenger.count / requests
-        error = abs(difference) * np.sqrt(share * (1 - share) * (1 / champion.users + 1 / challenger.users))
     if error == 0:  # no reward differs from another: nothing was seen yet
         return Comparison(difference, -np.inf, np.inf, requests)
+    independent_answers = champion.independent_answers + challenger.independent_answers
     half_width = compute_boundary(independent_answers, alpha, tightest_at) * error
     return Comparison(difference, difference - half_width, difference + half_width, requests)
+
+
+def raise_errors(champion: Arm, challenger: Arm) -> tuple[Arm, Arm]:
+    """Return both arms with at least the error that each would have if rewards varied alike in both.
+
+    While a rare reward has not come in a small arm, the arm has no variance of its own, and its mean would look certain: most
+    experiments of equal arms would then once look decided. If the arms are equal, the variance about the mean of both is that
+    of each. It is multiplied by the design effect of both arms, because the answers of one user are alike.
+    """
+    arms, count = (champion, challenger), champion.count + challenger.count
+    mean = sum(arm.count * arm.mean for arm in arms) / count
+    within = sum(arm.count * arm.variance for arm in arms) / count
+    pooled = within + sum(arm.count * (arm.mean - mean) ** 2 for arm in arms) / count
+    # Without variance in either arm, a user counts once, however many answers there are.
+    effect = sum((arm.count * arm.error) ** 2 for arm in arms) / count / within if within else 0.0
+    errors = [sqrt(pooled * (effect / arm.count if within else 1 / arm.users)) for arm in arms]
+    raised = [
+        replace(arm, variance=max(arm.variance, pooled), error=max(arm.error, error))
+        for arm, error in zip(arms, errors, strict=True)
+    ]
+    return raised[0], raised[1]
 
 
 def bound_mean(rewards: Arm, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> tuple[float, float]:

@@ -1,10 +1,13 @@
 """Looks at any moment keep the stated error rate; true differences are found."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from scipy.special import betaln
 
-from trials.sequential import TIGHTEST_AT, Arm, bound_mean, compare_arms, compute_sample_ratio_p_value, has_wrong_split
+from trials.harm import HARM_SOON, WHOLE_SHARE
+from trials.sequential import ALPHA, TIGHTEST_AT, Arm, bound_mean, compare_arms, compute_sample_ratio_p_value, has_wrong_split
 
 LOOKS = range(400, 10_001, 400)
 
@@ -25,6 +28,57 @@ def ever(verdict, champion_rate, challenger_rate, seed, share=0.5, tightest_at=T
 def test_looking_often_raises_no_more_false_alarms_than_stated(tightest_at):
     alarms = sum(ever(("better", "worse"), 0.1, 0.1, seed, tightest_at=tightest_at) for seed in range(200))
     assert alarms <= 10
+
+
+def summarise(clicks: int, count: int) -> Arm:
+    """Return what `Arm.of` returns of answers to as many users."""
+    rate = clicks / count
+    return Arm(count, count, rate, rate * (1 - rate), np.sqrt(rate * (1 - rate) / count))
+
+
+def count_decided(rates: tuple[float, float], share: float, runs: int, most: int, alpha: float, tightest_at: float) -> int:
+    """Return how many tests once find a difference; one is looked at after every 40 answers of the challenger, up to `most`.
+
+    rates: of the champion's and of the challenger's clicks
+    """
+    generator, numbers = np.random.default_rng(0), (round(40 * (1 - share) / share), 40)
+    looks = np.arange(1, most // 40 + 1)
+    drawn = [generator.binomial(number, rate, (runs, len(looks))) for number, rate in zip(numbers, rates, strict=True)]
+    clicks = np.cumsum(drawn, axis=2).tolist()
+    counts = [(look * numbers[0], look * numbers[1]) for look in looks.tolist()]
+    return sum(
+        any(
+            compare_arms(
+                summarise(clicks[0][run][look], champions), summarise(clicks[1][run][look], own), alpha, tightest_at
+            ).verdict
+            != "undecided"
+            for look, (champions, own) in enumerate(counts)
+        )
+        for run in range(runs)
+    )
+
+
+HARM = (WHOLE_SHARE * ALPHA, HARM_SOON)  # as the guard looks for harm over the whole experiment
+
+
+def test_few_answers_without_a_click_are_no_certain_loss():
+    none, few = Arm.of(np.zeros(100)), Arm.of(np.arange(900) < 18)  # 2 %
+    assert astuple(few) == pytest.approx(astuple(summarise(18, 900)), rel=1e-3)
+    assert not compare_arms(few, none, *HARM).is_worse_than(0.0)
+    assert not compare_arms(none, few, *HARM).is_worse_than(0.0)
+
+
+@pytest.mark.parametrize("settings", [HARM, (ALPHA, TIGHTEST_AT)], ids=["harm", "gain"])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("rate", [0.005, 0.02, 0.1])
+def test_equal_arms_with_rare_clicks_raise_no_more_false_alarms_than_stated(rate, share, settings):
+    assert count_decided((rate, rate), share, 200, 1_000, *settings) <= 10
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize(("rate", "most"), [(0.005, 12_000), (0.02, 2_000), (0.1, 400)])
+def test_a_challenger_without_clicks_is_found(rate, most, share):
+    assert count_decided((rate, 0.0), share, 20, most, *HARM) == 20
 
 
 def test_a_large_loss_is_found_sooner_where_it_is_sought_soon():
