@@ -7,7 +7,7 @@ import time
 import traceback
 from dataclasses import asdict
 from datetime import UTC, datetime
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -30,10 +30,10 @@ from trials.calibration import measure_calibration
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.guard import Guard
 from trials.off_policy import Estimate, SlateKind, TrialError
-from trials.progress import describe_progress
+from trials.progress import describe_progress, find_start_ms
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import Comparison, compare_arms, has_wrong_split
-from trials.split import Split, measure_split
+from trials.split import Split, measure_split, take_latest_share
 from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
 
 MOST_FAILED_LOOKS = 30
@@ -57,7 +57,8 @@ def report(
 ) -> None:
     """Show click rate, conversions and revenue per answer, or per shown item. Answers of shadows are left out.
 
-    Of an A/B test, a line says whether its arms have the share of the users that they should.
+    Of an experiment, only the answers since the last change of its share are counted. Of an A/B test, a line says whether its
+    arms have the share of the users that they should.
     """
     since_ms = 0 if days is None else time.time_ns() // 1_000_000 - int(days * DAY_MS)
     feedback = read_shown(repo, experiment, since_ms)
@@ -94,8 +95,8 @@ def find_split(repo: Path, experiment: str) -> Split | None:
         return measure_split(own)
     if latest.mode != "ab":
         return None
-    since_ms = latest.changed_ms if latest.runs else latest.started_ms
-    return measure_split(own.filter(pc.greater_equal(own["time_ms"], since_ms)), latest.share if latest.runs else None)
+    own = own.filter(pc.greater_equal(own["time_ms"], find_start_ms(latest)))
+    return measure_split(own, latest.share if latest.runs else None)
 
 
 def format_cells(summary: Summary) -> list[str]:
@@ -117,11 +118,9 @@ def compare(
 ) -> None:
     """Compare the two arms of an experiment. The intervals hold at every look, so look whenever you like.
 
-    Of the running experiment, only the answers since its start or its last change of the share are compared, as by the guard.
+    Only the answers since its start or the last change of its share are compared, as by the guard.
     """
-    running = read_experiment(find_experiment_folder(repo))
-    since_ms = running.changed_ms if running and running.runs and running.name == experiment else 0
-    feedback = read_shown(repo, experiment, since_ms)
+    feedback = read_shown(repo, experiment)
     arms = [feedback.sum_arm("ctr", arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
     counts, users = [arm.count for arm in arms], (arms[0].users, arms[1].users)
     if not min(counts):
@@ -155,13 +154,11 @@ def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]
 
 
 def find_logged_share(feedback: Feedback) -> float:
-    """Return the probability of meeting the challenger, the mean over the users of both arms. Raises TrialError."""
-    by_arm = {CHALLENGER_ARM: feedback.assignments, CHAMPION_ARM: 1 - feedback.assignments}
-    first = np.unique(feedback.users, return_index=True)[1]  # answer of each user
-    shares = np.concatenate([values[first][feedback.arms[first] == arm] for arm, values in by_arm.items()])
-    if np.isnan(shares).any():
-        raise TrialError("An older version logged some answers without the share of their arm. Name it with --share.")
-    return float(shares.mean())
+    """Return the probability of meeting the challenger, which all answers share. Raises TrialError."""
+    share = float(feedback.assignments[feedback.arms == CHALLENGER_ARM][0])
+    if isnan(share):
+        raise TrialError("An older version logged the answers without the share of their arm. Name it with --share.")
+    return share
 
 
 @app.command()
@@ -268,26 +265,28 @@ def say(line: str) -> None:
 
 
 def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
-    """Return all shown answers, or those of an experiment, joined with their events. Raises TrialError without any.
+    """Return all shown answers, or those of an experiment under its latest share, joined with their events. Raises TrialError.
 
     since_ms: leave out earlier answers, in unix milliseconds
     """
+    latest = read_experiment(find_experiment_folder(repo))
+    if experiment and latest and latest.name == experiment:
+        since_ms = max(since_ms, find_start_ms(latest))
     exposures, folder = read_answers(repo, since_ms)
     exposures = exposures.filter(pc.greater_equal(exposures["time_ms"], since_ms))
-    feedback = join_feedback(exposures, read_events(folder, since_ms))
-    chosen = feedback.arms != SHADOW_ARM
+    shown = exposures.filter(pc.not_equal(exposures["arm"], SHADOW_ARM))
     if experiment:
-        chosen &= feedback.experiments == experiment
-    if not chosen.any():
-        names, since = ", ".join(sorted({name for name in feedback.experiments if name})) or "no experiment", ""
+        shown = take_latest_share(shown.filter(pc.equal(shown["experiment"], experiment)))
+    if not len(shown):
+        names, since = ", ".join(sorted(filter(None, exposures["experiment"].unique().to_pylist()))) or "no experiment", ""
         if since_ms:
             since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
         if experiment:
             raise TrialError(f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {names}.")
-        if len(feedback):
+        if len(exposures):
             raise TrialError("The log has answers of shadows alone, which nobody saw. Wait for shown answers.")
         raise TrialError(f"No answer is logged{since}. Choose more --days.")
-    return feedback.take(chosen)
+    return join_feedback(shown, read_events(folder, since_ms))
 
 
 def read_answers(repo: Path, from_ms: int = 0) -> tuple[pa.Table, Path]:

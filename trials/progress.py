@@ -20,7 +20,7 @@ from trials.interleaving import CHALLENGER, CHAMPION
 from trials.judged import JudgedAnswers
 from trials.report import AnswerSummary, summarise_answers
 from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms
-from trials.split import Split, measure_split
+from trials.split import Split, measure_split, take_latest_share
 
 LOOKS = 60
 MOST_SHOWN = 200_000  # answers in memory for the gateway's page; some 400 MB beside the server
@@ -46,7 +46,7 @@ NOTHING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Progress:
-    """An experiment so far. arms: summaries of the arms whose answers users saw, by the arm's name.
+    """An experiment since the last change of its share. arms: summaries of the arms whose answers users saw, by the arm's name.
 
     looks: (unix milliseconds, comparison of the answers until then, with all clicks known now), oldest first. A look compares
         the arms' click rates; when interleaving, it compares the mean of `credit_clicks` over the answers with 0
@@ -104,22 +104,32 @@ def describe_progress(folder: Path, most: int = MOST_SHOWN) -> dict[str, Any]:
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
-    answers = JudgedAnswers(folder, most)
-    exposures = answers.read(replace(experiment, changed_ms=experiment.started_ms))
-    log = read_events(folder, experiment.started_ms)
+    answers, since_ms = JudgedAnswers(folder, most), find_start_ms(experiment)
+    exposures, log = answers.read(replace(experiment, changed_ms=since_ms)), read_events(folder, since_ms)
     return measure_progress(experiment, exposures, log).as_json() | {"users_share": answers.share}
 
 
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:
-    """Return the progress of an experiment from exposures (live/exposures.py) and a log of events (`live.archive.read_log`)."""
-    since = pc.greater_equal(exposures["time_ms"], experiment.started_ms)
+    """Return the progress of an experiment under its latest share.
+
+    exposures: as from live/exposures.py; log: of events (`live.archive.read_log`)
+    """
+    since = pc.greater_equal(exposures["time_ms"], find_start_ms(experiment))
     own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
-    shown = exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM))).sort_by("time_ms")
+    shown = take_latest_share(exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM)))).sort_by("time_ms")
     feedback = join_feedback(shown, log)
     arms = {group.removeprefix(f"{experiment.name}/"): summary for group, summary in summarise_answers(feedback, "arm").items()}
     looks = _look_back(experiment, shown["time_ms"].to_numpy(), feedback)
     split = measure_split(shown, experiment.share if experiment.runs else None) if experiment.mode == "ab" else None
     return Progress(experiment, arms, looks, split)
+
+
+def find_start_ms(experiment: Experiment) -> int:
+    """Return since when answers can belong to the period under its latest share, in unix milliseconds.
+
+    How an experiment ended replaces the time of the last share: the answers of one that is over tell their shares themselves.
+    """
+    return experiment.changed_ms if experiment.runs else experiment.started_ms
 
 
 def find_wrong_split(experiment: Experiment, exposures: pa.Table) -> str:

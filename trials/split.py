@@ -1,6 +1,8 @@
-"""Check that the users of an A/B test's arms come in the share that they should (sample-ratio mismatch).
+"""Take the answers of an experiment that can be compared, and check that its arms have the users that they should.
 
-Answers of one arm that are missing in the log make what is left say nothing of which generation is better.
+Users click more on some days than on others. If the share of the challenger changed between such days, its answers come from
+other days than the champion's, and equal generations look different (Simpson's paradox). So only answers under one share are
+compared. Answers of one arm that are missing in the log (sample-ratio mismatch) likewise leave nothing to compare.
 """
 
 from __future__ import annotations
@@ -47,22 +49,46 @@ def measure_split(exposures: pa.Table, share: float | None = None) -> Split | No
     Users who came under another share are left out, and so are erased ones, because it is unknown which answers belong to the
     same user. exposures: the experiment's; share: of the challenger, None for that of the latest answer
     """
-    arms = exposures["arm"]
-    if pc.any(pc.equal(arms, INTERLEAVED_ARM)).as_py():
+    if pc.any(pc.equal(exposures["arm"], INTERLEAVED_ARM)).as_py():
         return None
-    is_challenger = pc.equal(arms, CHALLENGER_ARM)
-    shares = pc.if_else(is_challenger, exposures["assignment"], pc.subtract(1.0, exposures["assignment"]))
-    compared = pc.and_(pc.or_(is_challenger, pc.equal(arms, CHAMPION_ARM)), pc.is_valid(shares))
-    exposures, shares = exposures.filter(compared), shares.filter(compared)
+    exposures = exposures.filter(pc.is_in(exposures["arm"], pa.array([CHAMPION_ARM, CHALLENGER_ARM])))
     if share is None:
-        if not len(exposures):
+        share = find_latest_share(exposures)
+        if share is None or share <= ROUNDING:  # of a shadow's champion
             return None
-        share = shares[pc.index(exposures["time_ms"], pc.max(exposures["time_ms"])).as_py()].as_py()
-        if share <= ROUNDING:  # of a shadow's champion
-            return None
-    exposures = exposures.filter(pc.less(pc.abs(pc.subtract(shares, share)), ROUNDING))
+    exposures = take_share(exposures, share)
     champions, challengers = (
         pc.count_distinct(exposures["user_id"].filter(pc.equal(exposures["arm"], arm))).as_py()  # without null
         for arm in (CHAMPION_ARM, CHALLENGER_ARM)
     )
     return Split(champions, challengers, share) if champions + challengers else None
+
+
+def take_latest_share(exposures: pa.Table) -> pa.Table:
+    """Return the answers under the share that the latest answer has; all of a log that does not know the shares.
+
+    exposures: those that one experiment showed, without shadows
+    """
+    share = find_latest_share(exposures)
+    return exposures if share is None else take_share(exposures, share)
+
+
+def find_latest_share(exposures: pa.Table) -> float | None:
+    """Return the challenger's share when the latest answer was given; None where no answer was logged with its share."""
+    exposures = exposures.filter(pc.is_valid(exposures["assignment"]))
+    if not len(exposures):
+        return None
+    latest = pc.index(exposures["time_ms"], pc.max(exposures["time_ms"])).as_py()
+    share: float = compute_shares(exposures)[latest].as_py()
+    return share
+
+
+def take_share(exposures: pa.Table, share: float) -> pa.Table:
+    """Return the answers that were given while the challenger's share was `share`."""
+    return exposures.filter(pc.less(pc.abs(pc.subtract(compute_shares(exposures), share)), ROUNDING))
+
+
+def compute_shares(exposures: pa.Table) -> pa.ChunkedArray:
+    """Return the share of the challenger when each answer was given, float64 [answers]; null where it was not logged."""
+    is_champion, assignments = pc.equal(exposures["arm"], CHAMPION_ARM), exposures["assignment"]
+    return pc.if_else(is_champion, pc.subtract(1.0, assignments), assignments)

@@ -43,8 +43,9 @@ def start(repo: Path) -> Experiment:
     log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
     for number in range(400):
         arm = "challenger" if number % 4 == 0 else "champion"
-        time_ms = experiment.started_ms + number
-        log.add(Exposure(f"a{number}", time_ms, number, 1, [1, 2], [1.0] * 2, [], "spring", arm))
+        time_ms = experiment.changed_ms + number
+        assignment = experiment.find_assignment(arm)
+        log.add(Exposure(f"a{number}", time_ms, number, 1, [1, 2], [1.0] * 2, [], "spring", arm, assignment=assignment))
     log.close()
     return experiment
 

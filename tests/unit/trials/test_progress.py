@@ -14,7 +14,7 @@ from trials.progress import LOOKS, Progress, describe_progress, measure_progress
 from trials.sequential import LEAST_OBSERVATIONS, Arm, compare_arms
 
 ANSWERS = 1_000  # of each arm
-SPRING = Experiment("spring/1", 1, 2, 0.5, started_ms=NOW_MS)
+SPRING = Experiment("spring/1", 1, 2, 0.5, started_ms=NOW_MS, changed_ms=NOW_MS)
 
 
 def make_answers(arm: str, request_ids: str, **columns) -> list[dict]:
@@ -108,6 +108,27 @@ def test_the_split_of_a_test_that_is_over_is_that_of_its_last_share():
     assert progress.as_json()["wrong_split"]
     assert "100 users met the champion and 100 the challenger, which a share of 0.3" in progress.as_json()["split"]
     assert progress.decision == "stopped"  # by a person
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_equal_arms_stay_equal_where_the_share_grew_as_users_clicked_more(state):
+    """Under a share of 0.1, 5 % are clicked; under 0.5, 10 %. So of all answers, more of the challenger's are clicked."""
+    rows, clicked = [], []
+    for share, every, first in ((0.1, 20, 0), (0.5, 10, ANSWERS)):
+        for arm, assignment, count in (
+            ("champion", 1 - share, ANSWERS),
+            ("challenger", share, round(ANSWERS * share / (1 - share))),
+        ):
+            answers = make_answers(arm, f"{arm}{first}/", assignment=assignment)[:count]
+            rows += [row | {"time_ms": row["time_ms"] + 1_000 * first} for row in answers]
+            clicked += [(f"{arm}{first}/{n}", 1, True, 1.0, first + n + 1) for n in range(0, count, every)]
+    ended = {"state": state, "share": 0.5 if state == "running" else 0.0}
+    progress = measure(replace(SPRING, changed_ms=NOW_MS + 1_000 * ANSWERS, **ended), rows, clicked)
+    assert {arm: (summary.count, summary.clicked) for arm, summary in progress.arms.items()} == {
+        "champion": (ANSWERS, 100),
+        "challenger": (ANSWERS, 100),
+    }
+    assert progress.looks[-1][1].difference == 0
 
 
 @pytest.mark.parametrize(("item", "verdict"), [(2, "better"), (1, "worse")])

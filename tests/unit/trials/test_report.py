@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,13 +115,15 @@ def test_the_command_reports_all_answers_or_those_of_an_experiment(repo):
         report(repo, "summer")
 
 
-def test_of_the_running_experiment_the_answers_since_its_last_change_are_compared(repo):
+def test_the_answers_since_the_last_change_of_the_share_are_compared_and_reported(repo):
     """Answers of an earlier experiment of the same name, or from before a change of the share, are left out."""
 
-    def show(arm: str, count: int) -> None:
+    def show(arm: str, count: int, share: float) -> None:
         log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+        assignment = share if arm == "challenger" else 1 - share
         for number in range(count):
-            log.add(Exposure(f"{arm}{now_ms}/{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm, assignment=0.5))
+            answer = Exposure(f"{arm}{now_ms}/{number}", now_ms, number, 1, [BOOK], [1.0], [], "autumn", arm)
+            log.add(replace(answer, assignment=assignment))
         log.close()
         time.sleep(0.002)  # the next change is in a later millisecond
 
@@ -131,7 +134,7 @@ def test_of_the_running_experiment_the_answers_since_its_last_change_are_compare
         return told["answers"]
 
     for arm in ("champion", "challenger"):
-        show(arm, 3)
+        show(arm, 3, 0.5)
     assert count_answers() == [3, 3]
     start_experiment(repo, Experiment("autumn", 1, 2, 0.1))
     with pytest.raises(
@@ -139,14 +142,17 @@ def test_of_the_running_experiment_the_answers_since_its_last_change_are_compare
     ):
         count_answers()
     for arm in ("champion", "challenger"):
-        show(arm, 2)
+        show(arm, 2, 0.1)
     assert count_answers() == [2, 2]
     change_share(repo, 0.5)
     for arm in ("champion", "challenger"):
-        show(arm, 1)
+        show(arm, 1, 0.5)
     assert count_answers() == [1, 1]
     end_experiment(repo, "enough")
-    assert count_answers() == [6, 6]
+    assert count_answers() == [1, 1]
+    assert report(repo, "autumn")["1"]["count"] == 2
+    start_experiment(repo, Experiment("winter", 1, 2, 0.5))
+    assert count_answers() == [4, 4]  # when the former one of that name began is not known any more
 
 
 def test_the_split_is_compared_with_the_logged_share_or_a_named_one(repo):
