@@ -81,7 +81,7 @@ def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator, rate: f
     clicked = np.flatnonzero(rng.random(len(answers)) < chances[answers["user_id"].to_numpy()])
     headers = np.zeros(len(clicked), HEADER)
     headers["item_id"] = answers["item_ids"].combine_chunks().values.to_numpy().reshape(-1, LISTED)[clicked, 0]
-    headers["received_ms"] = clicked
+    headers["received_ms"], headers["weight"] = clicked, 1.0
     blanks = [b""] * len(clicked)
     return EventBatch(headers, blanks, [f"{number:032x}".encode() for number in clicked], blanks)
 

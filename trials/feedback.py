@@ -37,7 +37,8 @@ def read_events(folder: Path, since_ms: int = 0) -> Iterable[tuple[np.ndarray, E
 class Feedback:
     """One row per logged answer. clicks, conversions: bool [answers, K]; revenue: float64 [answers, K].
 
-    A click is any event on a shown item, a conversion a positive one; revenue is the sum of the conversions' values.
+    A conversion is a positive event on a shown item. A click is that, or an event of a kind that shows interest: of a weight
+    above 0, and never positive. Dismissals (weight 0), returns and low ratings are neither. revenue: of the conversions' values
     """
 
     generations: np.ndarray  # int64 [answers]
@@ -94,8 +95,9 @@ def join_feedback(
     in_time = headers["received_ms"] <= exposures["time_ms"].to_numpy()[rows] + 1_000 * attribution_s
     counts = reacts.any(axis=1) & in_time
     rows, headers, places = rows[counts], headers[counts], reacts[counts].argmax(axis=1) if width else np.empty(0, np.int64)
-    clicks[rows, places] = True
-    positive = (headers["flags"] & Flags.POSITIVE) != 0
+    positive, counted = (headers["flags"] & flag != 0 for flag in (Flags.POSITIVE, Flags.COUNTED))
+    interested = positive | (~counted & (headers["weight"] > 0))
+    clicks[rows[interested], places[interested]] = True
     conversions[rows[positive], places[positive]] = True
     np.add.at(revenue, (rows[positive], places[positive]), np.nan_to_num(headers["value"][positive]))
     return Feedback(

@@ -20,9 +20,9 @@ from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
 from trials.feedback import Feedback, join_feedback
-from trials.harm import FEWER_CLICKS, find_loss, find_visible_harm, has_mark, list_spans
+from trials.harm import compute_harmful_loss, describe_loss, find_loss, find_visible_harm, has_mark, list_spans
 from trials.judged import JudgedAnswers, JudgedEvents
-from trials.progress import compare_clicks, find_wrong_split
+from trials.progress import compare_reactions, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
 
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
@@ -90,17 +90,22 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
 def end_in_time(experiment: Experiment, feedback: Feedback | None = None) -> tuple[State, str]:
     """Return the state of an experiment that nothing has decided yet, and why. feedback: None for too few answers to compare
 
-    After its days it ends: the challenger takes over if its click rate is not below the champion's by as much as is harm.
+    After its days it ends: the challenger takes over if its click rate is not below the champion's by as much as is harm, and
+    its conversions do not seem to be.
     """
     if not experiment.is_over(time.time_ns() // 1_000_000):
         return "running", ""
-    if feedback is not None:
-        (clicks,) = compare_clicks(experiment, feedback, [len(feedback)])
-        harm = FEWER_CLICKS * feedback.sum_arm("ctr", CHAMPION_ARM).mean
-        if clicks.low > -harm:
-            found = f"its click rate differs by {clicks.difference:+.1%} (at least {clicks.low:+.1%}, and {-harm:+.1%} is harm)"
-            return "promoted", f"after {experiment.days:g} days it is not worse, and it knows newer events: {found}"
-    return "stopped", f"no decision within {experiment.days:g} days"
+    undecided = f"no decision within {experiment.days:g} days"
+    if feedback is None:
+        return "stopped", undecided
+    (clicks,) = compare_reactions(experiment.mode, feedback, [len(feedback)])
+    harm = compute_harmful_loss(feedback, experiment.mode, "ctr")
+    if clicks.low <= -harm:
+        return "stopped", undecided
+    if fewer := find_fewer_conversions(feedback, experiment):
+        return "stopped", f"{undecided}: {fewer}"
+    found = f"its click rate differs by {clicks.difference:+.1%} (at least {clicks.low:+.1%}, and {-harm:+.1%} is harm)"
+    return "promoted", f"after {experiment.days:g} days it is not worse, and it knows newer events: {found}"
 
 
 def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
@@ -122,9 +127,21 @@ def find_tried_arm(experiment: Experiment) -> str:
 
 
 def find_gain(feedback: Feedback, experiment: Experiment) -> str:
-    """Return by how much users prefer the challenger, "" unless they do so significantly."""
-    (compared,) = compare_clicks(experiment, feedback, [len(feedback)])
-    if compared.verdict != "better":
+    """Return by how much users prefer the challenger, "" unless they do so significantly and seem to convert as often."""
+    (compared,) = compare_reactions(experiment.mode, feedback, [len(feedback)])
+    if compared.verdict != "better" or find_fewer_conversions(feedback, experiment):
         return ""
     gained = "of the answers are clicked" if experiment.mode == "ab" else "of the answers are won by its items than lost"
     return f"{compared.difference:.1%} more {gained} (at least {compared.low:.1%})"
+
+
+def find_fewer_conversions(feedback: Feedback, experiment: Experiment) -> str:
+    """Return by how much fewer conversions the challenger has, "" where that is no harm. Chance may explain them.
+
+    This only holds a promotion back, so it can cause no false one. Conversions are rare: to wait until their interval excludes
+    harm would hold most promotions back for ever.
+    """
+    (compared,) = compare_reactions(experiment.mode, feedback, [len(feedback)], "conversion")
+    if compared.difference < -compute_harmful_loss(feedback, experiment.mode, "conversion"):
+        return describe_loss(compared, experiment.mode, "conversion")
+    return ""

@@ -20,12 +20,13 @@ from live.exposures import FAILED, FALLBACK
 from serving.live.experiment import CHAMPION_ARM, INTERLEAVED_ARM, Mode
 from trials.feedback import Feedback, number_users
 from trials.interleaving import BOTH, CHALLENGER, CHAMPION
-from trials.progress import credit_answers
-from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Comparison, bound_mean, compare_arms, has_wrong_split
+from trials.progress import Reaction, compare_reactions, credit_answers
+from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Comparison, compare_arms, has_wrong_split
 
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
 MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
-FEWER_CLICKS = 0.1  # share of the champion's click rate, or of the answers that its items win, that may be lost
+FEWER_REACTIONS = 0.1  # share of the champion's clicked or converted answers, or of those that its items win, that may be lost
+REACTIONS: dict[Reaction, str] = {"ctr": "clicked", "conversion": "converted"}
 SLOWER = 1.5  # times a quantile of the champion: slower answers are slow, if also by so many ms:
 SLOWER_P99_MS, SLOWER_P50_MS = 20.0, 3.0
 ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
@@ -171,31 +172,31 @@ def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray
 
 
 def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
-    """Return by how much the challenger is significantly more degraded or less clicked, "" if it is neither."""
-
-    def compare(metric: str) -> Comparison:
-        arms = feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, tried)
-        return compare_arms(*arms, alpha, tightest_at=HARM_SOON)
-
-    degraded = compare("degraded")
+    """Return by how much the challenger is significantly more degraded, less clicked or less converted, "" if it is none."""
+    arms = feedback.sum_arm("degraded", CHAMPION_ARM), feedback.sum_arm("degraded", tried)
+    degraded = compare_arms(*arms, alpha, tightest_at=HARM_SOON)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
     if mode == "shadow":
         return ""
-    if mode == "interleave":
-        return find_lost_answers(feedback, alpha)
-    clicks = compare("ctr")
-    if clicks.is_worse_than(FEWER_CLICKS * feedback.sum_arm("ctr", CHAMPION_ARM).mean):
-        return f"{-clicks.difference:.1%} fewer of its answers are clicked (at least {-clicks.high:.1%})"
+    for metric in REACTIONS:
+        (compared,) = compare_reactions(mode, feedback, [len(feedback)], metric, alpha, HARM_SOON)
+        if compared.is_worse_than(compute_harmful_loss(feedback, mode, metric)):
+            return f"{describe_loss(compared, mode, metric)} (at least {-compared.high:.1%})"
     return ""
 
 
-def find_lost_answers(feedback: Feedback, alpha: float) -> str:
-    """Return how many more interleaved answers the challenger's items lose than win, "" unless significantly too many."""
-    interleaved = feedback.take(feedback.arms == INTERLEAVED_ARM)
-    credits = credit_answers(interleaved)
-    seen = Arm.of(credits, interleaved.users)
-    _, high = bound_mean(seen, alpha, tightest_at=HARM_SOON)
-    if high < -FEWER_CLICKS * float(np.mean(credits < 0)):
-        return f"{-seen.mean:.1%} more of the answers are lost by its items than won (at least {-high:.1%})"
-    return ""
+def compute_harmful_loss(feedback: Feedback, mode: Mode, metric: Reaction) -> float:
+    """Return the largest loss of clicks or conversions that is not harm, as `compare_reactions` measures it."""
+    if mode != "interleave":
+        return FEWER_REACTIONS * feedback.sum_arm(metric, CHAMPION_ARM).mean
+    credits = credit_answers(feedback, metric)[feedback.arms == INTERLEAVED_ARM]
+    return FEWER_REACTIONS * float(np.mean(credits < 0))
+
+
+def describe_loss(compared: Comparison, mode: Mode, metric: Reaction) -> str:
+    """Return a loss of clicks or conversions in words."""
+    if mode != "interleave":
+        return f"{-compared.difference:.1%} fewer of its answers are {REACTIONS[metric]}"
+    by = "" if metric == "ctr" else ", by conversions"
+    return f"{-compared.difference:.1%} more of the answers are lost by its items than won{by}"

@@ -7,23 +7,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from serving.live.events import EventBatch
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, read_experiment
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, Mode, read_experiment
 from trials.feedback import Feedback, join_feedback, read_events
 from trials.interleaving import CHALLENGER, CHAMPION
 from trials.judged import JudgedAnswers
 from trials.report import AnswerSummary, summarise_answers
-from trials.sequential import Arm, Comparison, Verdict, bound_mean, compare_arms
+from trials.sequential import ALPHA, TIGHTEST_AT, Arm, Comparison, Verdict, bound_mean, compare_arms
 from trials.split import Split, measure_split, take_latest_share
 
 LOOKS = 60
 MOST_SHOWN = 200_000  # answers in memory for the gateway's page; some 400 MB beside the server
+Reaction = Literal["ctr", "conversion"]
 WORDS: dict[Verdict, str] = {
     "better": "the challenger is better beyond doubt",
     "worse": "the challenger is worse beyond doubt",
@@ -147,36 +148,39 @@ def _look_back(experiment: Experiment, times_ms: np.ndarray, feedback: Feedback)
         return []
     moments_ms = np.unique(np.linspace(times_ms[0], times_ms[-1], LOOKS).astype(np.int64))
     counts = np.searchsorted(times_ms, moments_ms, "right")
-    return list(zip(moments_ms.tolist(), compare_clicks(experiment, feedback, counts.tolist()), strict=True))
+    return list(zip(moments_ms.tolist(), compare_reactions(experiment.mode, feedback, counts.tolist()), strict=True))
 
 
-def compare_clicks(experiment: Experiment, feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    """Compare click rates, or won answers when interleaving. counts: how many of the first answers each look sees"""
-    compare = _compare_credits if experiment.mode == "interleave" else _compare_click_rates
-    return compare(feedback, counts)
+def compare_reactions(
+    mode: Mode,
+    feedback: Feedback,
+    counts: list[int],
+    metric: Reaction = "ctr",
+    alpha: float = ALPHA,
+    tightest_at: float = TIGHTEST_AT,
+) -> list[Comparison]:
+    """Compare the shares of clicked or converted answers or, when interleaving, the answers won and lost by such items.
 
-
-def _compare_click_rates(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    clicked = feedback.compute_rewards("ctr")
-    champion, challenger = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM))
-    return [
-        compare_arms(_take_arm(feedback, clicked, champion, count), _take_arm(feedback, clicked, challenger, count))
-        for count in counts
-    ]
-
-
-def _compare_credits(feedback: Feedback, counts: list[int]) -> list[Comparison]:
-    interleaved, credits = feedback.arms == INTERLEAVED_ARM, credit_answers(feedback)
+    counts: how many of the first answers each look sees; alpha, tightest_at: as in trials/sequential.py
+    """
+    interleaves = mode == "interleave"
+    rewards = credit_answers(feedback, metric) if interleaves else feedback.compute_rewards(metric)
+    champion, challenger, interleaved = (feedback.arms == arm for arm in (CHAMPION_ARM, CHALLENGER_ARM, INTERLEAVED_ARM))
     comparisons = []
     for count in counts:
-        seen = _take_arm(feedback, credits, interleaved, count)
-        comparisons.append(Comparison(seen.mean, *bound_mean(seen), seen.count))
+        if interleaves:
+            seen = _take_arm(feedback, rewards, interleaved, count)
+            comparisons.append(Comparison(seen.mean, *bound_mean(seen, alpha, tightest_at), seen.count))
+        else:
+            arms = _take_arm(feedback, rewards, champion, count), _take_arm(feedback, rewards, challenger, count)
+            comparisons.append(compare_arms(*arms, alpha, tightest_at))
     return comparisons
 
 
-def credit_answers(feedback: Feedback) -> np.ndarray:
+def credit_answers(feedback: Feedback, metric: Reaction = "ctr") -> np.ndarray:
     """Return `credit_clicks` of each answer, float64 [answers]; 0 for an answer that is not interleaved."""
-    won, lost = ((feedback.clicks & (feedback.teams == team)).sum(axis=1) for team in (CHALLENGER, CHAMPION))
+    reacted = feedback.clicks if metric == "ctr" else feedback.conversions
+    won, lost = ((reacted & (feedback.teams == team)).sum(axis=1) for team in (CHALLENGER, CHAMPION))
     return np.sign(won - lost).astype(np.float64)
 
 

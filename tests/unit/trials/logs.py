@@ -23,11 +23,11 @@ def exposures(*rows):
 
 
 def events(*rows):
-    """rows: (request id, item, positive, value, seconds after the answer)."""
+    """rows: (request id, item, positive, value, seconds after the answer). The others show interest, such as views."""
     headers = np.zeros(len(rows), HEADER)
     for header, (_, item, positive, value, seconds) in zip(headers, rows, strict=True):
         header["item_id"], header["value"], header["received_ms"] = item, value, NOW_MS + 1_000 * seconds
-        header["flags"] = Flags.POSITIVE if positive else 0
+        header["flags"], header["weight"] = Flags.POSITIVE if positive else 0, 1.0
     blanks = [b""] * len(rows)
     return [(np.arange(1, len(rows) + 1), EventBatch(headers, blanks, [row[0].encode() for row in rows], blanks))]
 

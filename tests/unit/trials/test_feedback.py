@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serving.live.events import Flags
+from serving.live.events import EventKind, EventKinds, Flags
 from tests.unit.trials.logs import events, exposures
 from trials.feedback import ATTRIBUTION_S, join_feedback
 
@@ -30,6 +30,39 @@ def test_clicks_conversions_and_revenue_by_position():
     assert feedback.sum_arm("revenue", "champion").mean == 5.0
     assert feedback.sum_arm("conversion", "challenger").count == 1
     assert feedback.compute_rewards("degraded").tolist() == [0.0, 1.0]
+
+
+QUANTITIES = EventKinds(
+    (
+        EventKind("purchase", 2.0, positive=True, seen=True),
+        EventKind("view", 0.1),
+        EventKind("dismiss", 0.0, seen=True),
+    ),
+    value_is="weight",
+)
+RATINGS = EventKinds((EventKind("rate", 1.0, positive_at=4.0), EventKind("dismiss", 0.0, seen=True)), value_is="label")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind", "value", "clicked", "converted"),
+    [
+        (QUANTITIES, "purchase", np.nan, True, True),
+        (QUANTITIES, "purchase", 3.0, True, True),
+        (QUANTITIES, "purchase", -1.0, False, False),  # a return
+        (QUANTITIES, "view", np.nan, True, False),
+        (QUANTITIES, "dismiss", np.nan, False, False),
+        (RATINGS, "rate", 5.0, True, True),
+        (RATINGS, "rate", 1.0, False, False),
+        (RATINGS, "dismiss", np.nan, False, False),
+    ],
+)
+def test_only_events_that_show_interest_are_clicks(kinds, kind, value, clicked, converted):
+    log = events(("a", 10, False, value, 1))
+    headers = log[0][1].headers
+    headers["kind"], headers["flags"] = kinds.names.index(kind), 0
+    kinds.decide(headers)
+    feedback = join_feedback(exposures({"request_id": "a", "item_ids": [10]}), log)
+    assert (feedback.clicks.tolist(), feedback.conversions.tolist()) == ([[clicked]], [[converted]])
 
 
 def test_feedback_belongs_to_the_shown_answer_and_not_to_its_shadow():

@@ -21,9 +21,9 @@ from tests.repositories import link_small_repository
 from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
-from trials.guard import Guard
-from trials.harm import Span, find_lost_answers, find_visible_harm
-from trials.progress import compare_clicks
+from trials.guard import Guard, judge
+from trials.harm import Span, find_loss, find_visible_harm
+from trials.progress import compare_reactions
 from trials.sequential import ALPHA
 
 ANSWERS = 400  # of each arm
@@ -225,9 +225,10 @@ def test_few_more_lost_than_won_answers_are_borne_though_they_are_significant(lo
     rows = [{"request_id": f"b{number}", "arm": "interleaved", "item_ids": [1, 2], "teams": [0, 1]} for number in range(count)]
     clicks = [(f"b{number}", 1 if number < lost * count else 2, False, 0.0, 1) for number in range(count)]
     feedback = join_feedback(exposures(*rows), events(*clicks))
-    assert compare_clicks(Experiment("e", 1, 2, 0.5, "interleave"), feedback, [count])[0].verdict == "worse"
-    assert find_lost_answers(feedback, ALPHA).startswith(said)
-    assert bool(find_lost_answers(feedback, ALPHA)) == bool(said)
+    assert compare_reactions("interleave", feedback, [count])[0].verdict == "worse"
+    loss = find_loss(feedback, "interleaved", "interleave", ALPHA)
+    assert loss.startswith(said)
+    assert bool(loss) == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +268,39 @@ def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, 
     if state == "promoted":
         assert "20.0% more of the answers are clicked (at least" in experiment.reason
         assert (read_acts(repo)[-1].action, read_acts(repo)[-1].generation) == ("promoted", 2)
+
+
+BOTH = 4_000  # answers of each arm
+
+
+@pytest.mark.parametrize("days", [0, 7])
+@pytest.mark.parametrize(
+    ("mode", "bought", "state", "reason"),
+    [
+        ("ab", 80, "promoted", "20.0% more of the answers are clicked"),
+        ("ab", 75, "promoted", "20.0% more of the answers are clicked"),  # 6 % fewer
+        ("ab", 70, "running", ""),  # 12 % fewer, which chance may explain
+        ("ab", 0, "rolled back", "2.0% fewer of its answers are converted (at least"),
+        ("interleave", 80, "promoted", "10.0% more of the answers are won by its items than lost"),
+        ("interleave", 70, "running", ""),
+        ("interleave", 0, "rolled back", "1.0% more of the answers are lost by its items than won, by conversions (at least"),
+    ],
+)
+def test_a_challenger_that_is_clicked_more_has_to_be_bought_as_often(mode, bought, state, reason, days):
+    """The champion has views of 40 % and purchases of 2 % of its answers. bought: of the challenger's"""
+    champions, challengers = ("champion", "challenger") if mode == "ab" else ("interleaved", "interleaved")
+    teams = None if mode == "ab" else [0, 1]
+    rows, reactions = [], []
+    for arm, request_ids, item, views, purchases in ((champions, "a", 1, 1_600, 80), (challengers, "b", 2, 2_400, bought)):
+        generation = 2 if arm == "challenger" else 1
+        usual = {"arm": arm, "item_ids": [1, 2], "teams": teams, "generation": generation}
+        rows += [usual | {"request_id": f"{request_ids}{number}"} for number in range(BOTH)]
+        reactions += [(f"{request_ids}{number}", item, number < purchases, 1.0, 1) for number in range(views)]
+    experiment = Experiment("e", 1, 2, 0.5, mode, promotes=True, changed_ms=time.time_ns() // 1_000_000 - 8 * DAY_MS)
+    found = judge(replace(experiment, days=days), exposures(*rows), events(*reactions))
+    if days and state == "running":
+        state, reason = "stopped", "no decision within 7 days: "
+    assert (found[0], found[1][: len(reason)]) == (state, reason)
 
 
 @pytest.mark.parametrize(
