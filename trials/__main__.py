@@ -38,7 +38,7 @@ from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
-METRICS = ("ctr", "conversion", "revenue", "degraded")
+METRICS = ("ctr", "conversion", "value", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)
 
@@ -55,7 +55,7 @@ def report(
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
-    """Show click rate, conversions and revenue per answer, or per shown item. Answers of shadows are left out.
+    """Show click rate, conversions and their value per answer, or per shown item. Answers of shadows are left out.
 
     Of an experiment, only the answers since the last change of its share are counted. Of an A/B test, a line says whether its
     arms have the share of the users that they should.
@@ -72,7 +72,7 @@ def report(
         return
     counted, rest = ("answer", ("degraded", "different items")) if by in ("generation", "arm") else ("item", ())
     group_column = Column(by, overflow="fold")  # not cut: arms of one experiment begin alike
-    table = Table(group_column, f"{counted}s", "clicked", "converted", f"revenue an {counted}", *rest)
+    table = Table(group_column, f"{counted}s", "clicked", "converted", f"value an {counted}", *rest)
     for group, summary in summaries.items():
         table.add_row(group, *format_cells(summary))
     Console().print(table)
@@ -101,7 +101,7 @@ def find_split(repo: Path, experiment: str) -> Split | None:
 
 def format_cells(summary: Summary) -> list[str]:
     shares = ((summary.clicked, summary.click_rate), (summary.converted, summary.conversion_rate))
-    cells = [f"{summary.count:,}", *(f"{count:,} ({rate:.2%})" for count, rate in shares), f"{summary.revenue:.4g}"]
+    cells = [f"{summary.count:,}", *(f"{count:,} ({rate:.2%})" for count, rate in shares), f"{summary.value:.4g}"]
     if isinstance(summary, AnswerSummary):
         cells += [f"{summary.degraded:.2%}", f"{summary.coverage:,}"]
     return cells

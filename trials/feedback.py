@@ -1,4 +1,4 @@
-"""Join what was shown with what users did: clicks, conversions and revenue of requests, by generation, arm and position.
+"""Join what was shown with what users did: clicks, conversions and their values, by generation, arm and position.
 
 An event belongs to an answer when it carries the answer's request id and names a shown item. Events that arrive
 more than `attribution_s` after the answer are not counted; until then, a report over the same days changes.
@@ -35,10 +35,11 @@ def read_events(folder: Path, since_ms: int = 0) -> Iterable[tuple[np.ndarray, E
 
 @dataclass(frozen=True)
 class Feedback:
-    """One row per logged answer. clicks, conversions: bool [answers, K]; revenue: float64 [answers, K].
+    """One row per logged answer. clicks, conversions: bool [answers, K]; values: float64 [answers, K].
 
     A conversion is a positive event on a shown item. A click is that, or an event of a kind that shows interest: of a weight
-    above 0, and never positive. Dismissals (weight 0), returns and low ratings are neither. revenue: of the conversions' values
+    above 0, and never positive. Dismissals (weight 0), returns and low ratings are neither. values: sums of what the
+    conversions stated as `value`
     """
 
     generations: np.ndarray  # int64 [answers]
@@ -53,7 +54,7 @@ class Feedback:
     sources: np.ndarray  # uint8 [answers, K], bits of SOURCE_NAMES (live/exposures.py); 0 where none is logged
     clicks: np.ndarray
     conversions: np.ndarray
-    revenue: np.ndarray
+    values: np.ndarray
 
     def __len__(self) -> int:
         return len(self.generations)
@@ -63,9 +64,9 @@ class Feedback:
         return Feedback(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
     def compute_rewards(self, metric: str) -> np.ndarray:
-        """Return a reward per answer, float64: "ctr" (any click), "conversion" (any), "revenue" or "degraded"."""
-        if metric == "revenue":
-            return self.revenue.sum(axis=1)
+        """Return a reward per answer, float64: "ctr" (any click), "conversion" (any), "value" or "degraded"."""
+        if metric == "value":
+            return self.values.sum(axis=1)
         if metric == "degraded":
             return self.degraded.astype(np.float64)
         return (self.clicks if metric == "ctr" else self.conversions).any(axis=1).astype(np.float64)
@@ -86,7 +87,7 @@ def join_feedback(
     arms = exposures["arm"].to_numpy()
     width = pc.max(pc.list_value_length(exposures["item_ids"])).as_py() or 0
     item_ids = pad_rows(exposures["item_ids"], width, -1, np.int64)
-    clicks, conversions, revenue = np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape)
+    clicks, conversions, values = np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape)
     request_ids, headers = collect_reactions(log, set(exposures["request_id"].cast(pa.binary()).to_pylist()))
     rows = find_answers(exposures, arms, request_ids)
     known = rows >= 0  # a shadow's answer has none
@@ -99,7 +100,7 @@ def join_feedback(
     interested = positive | (~counted & (headers["weight"] > 0))
     clicks[rows[interested], places[interested]] = True
     conversions[rows[positive], places[positive]] = True
-    np.add.at(revenue, (rows[positive], places[positive]), np.nan_to_num(headers["value"][positive]))
+    np.add.at(values, (rows[positive], places[positive]), np.nan_to_num(headers["value"][positive]))
     return Feedback(
         exposures["generation"].to_numpy(),
         number_users(exposures["user_id"]),
@@ -113,7 +114,7 @@ def join_feedback(
         pad_rows(exposures["sources"], width, 0, np.uint8),
         clicks,
         conversions,
-        revenue,
+        values,
     )
 
 

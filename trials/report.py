@@ -26,14 +26,14 @@ NO_SOURCE = "none"  # items without a positive term, or logged without their sou
 
 @dataclass(frozen=True)
 class Summary:
-    """User actions. count: answers or shown items; clicked, converted: how many of them; revenue: the mean of one."""
+    """User actions. count: answers or shown items; clicked, converted: how many of them; value: the mean of one."""
 
     count: int
     clicked: int
     converted: int
     click_rate: float
     conversion_rate: float
-    revenue: float
+    value: float
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def summarise_answers(feedback: Feedback, by: Literal["generation", "arm"]) -> d
 
 
 def _summarise(answers: Feedback) -> AnswerSummary:
-    summary = _count(answers.compute_rewards("ctr"), answers.compute_rewards("conversion"), answers.compute_rewards("revenue"))
+    summary = _count(answers.compute_rewards("ctr"), answers.compute_rewards("conversion"), answers.compute_rewards("value"))
     coverage = len(np.unique(answers.item_ids[answers.shown]))
     return AnswerSummary(**vars(summary), degraded=float(answers.degraded.mean()), coverage=coverage)
 
@@ -108,10 +108,10 @@ def _summarise_items(feedback: Feedback, groups: np.ndarray) -> dict[str, Summar
 
 def _count_items(feedback: Feedback, chosen: np.ndarray) -> Summary:
     """Return what users did with the chosen items. chosen: bool [answers, K]"""
-    return _count(feedback.clicks[chosen], feedback.conversions[chosen], feedback.revenue[chosen])
+    return _count(feedback.clicks[chosen], feedback.conversions[chosen], feedback.values[chosen])
 
 
-def _count(clicks: np.ndarray, conversions: np.ndarray, revenue: np.ndarray) -> Summary:
-    """Summarise n >= 1 answers or items. clicks, conversions, revenue: [n]"""
-    rates = float(clicks.mean()), float(conversions.mean()), float(revenue.mean())
+def _count(clicks: np.ndarray, conversions: np.ndarray, values: np.ndarray) -> Summary:
+    """Summarise n >= 1 answers or items. clicks, conversions, values: [n]"""
+    rates = float(clicks.mean()), float(conversions.mean()), float(values.mean())
     return Summary(len(clicks), int(clicks.sum()), int(conversions.sum()), *rates)

@@ -35,7 +35,7 @@ from trials.off_policy import (
 )
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
-Reward = Literal["clicks", "conversions", "revenue"]
+Reward = Literal["clicks", "conversions", "values"]
 LEAST_SUPPORT = 0.95
 LEAST_USERS = 100
 PRIOR_SHOWN = 100.0  # answers by which what an item earns is drawn to what its place does

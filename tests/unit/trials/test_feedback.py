@@ -8,7 +8,7 @@ from tests.unit.trials.logs import events, exposures
 from trials.feedback import ATTRIBUTION_S, join_feedback
 
 
-def test_clicks_conversions_and_revenue_by_position():
+def test_clicks_conversions_and_values_by_position():
     shown = exposures(
         {"request_id": "a", "item_ids": [10, 11, 12]},
         {"request_id": "b", "item_ids": [12, 10], "generation": 2, "arm": "challenger", "degraded": ["ranker"]},
@@ -25,9 +25,9 @@ def test_clicks_conversions_and_revenue_by_position():
     )
     feedback = join_feedback(shown, log)
     assert feedback.clicks.tolist() == [[False, True, False], [False, True, False]]
-    assert feedback.revenue.tolist() == [[0, 5.0, 0], [0, 0, 0]]
+    assert feedback.values.tolist() == [[0, 5.0, 0], [0, 0, 0]]
     assert feedback.conversions.tolist() == [[False, True, False], [False, True, False]]
-    assert feedback.sum_arm("revenue", "champion").mean == 5.0
+    assert feedback.sum_arm("value", "champion").mean == 5.0
     assert feedback.sum_arm("conversion", "challenger").count == 1
     assert feedback.compute_rewards("degraded").tolist() == [0.0, 1.0]
 
@@ -69,13 +69,13 @@ def test_feedback_belongs_to_the_shown_answer_and_not_to_its_shadow():
     shown = exposures({"request_id": "a", "item_ids": [10]}, {"request_id": "a", "item_ids": [10], "arm": "shadow"})
     for rows in ([0, 1], [1, 0]):
         feedback = join_feedback(shown.take(rows), events(("a", 10, True, 2.0, 1)))
-        assert feedback.revenue[feedback.arms == "champion"].tolist() == [[2.0]]
+        assert feedback.values[feedback.arms == "champion"].tolist() == [[2.0]]
         assert feedback.clicks[feedback.arms == "shadow"].tolist() == [[False]]
 
 
 def join_slowly(shown, log):
-    """Join row by row: clicks and revenue by (request id, item), of shown answers."""
-    clicks, revenue = set(), {}
+    """Join row by row: clicks and values by (request id, item), of shown answers."""
+    clicks, values = set(), {}
     shown_ids = {row["request_id"]: row for row in shown.to_pylist() if row["arm"] != "shadow"}
     for _, batch in log:
         for header, request_id in zip(batch.headers, batch.request_ids, strict=True):
@@ -85,8 +85,8 @@ def join_slowly(shown, log):
             clicks.add((row["request_id"], item))
             if header["flags"] & Flags.POSITIVE:
                 value = 0.0 if np.isnan(header["value"]) else float(header["value"])
-                revenue[row["request_id"], item] = revenue.get((row["request_id"], item), 0.0) + value
-    return clicks, revenue
+                values[row["request_id"], item] = values.get((row["request_id"], item), 0.0) + value
+    return clicks, values
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -109,10 +109,10 @@ def test_a_join_finds_what_a_slow_one_finds(seed):
         )
     )
     feedback = join_feedback(exposures(*rows), log)
-    clicks, revenue = join_slowly(exposures(*rows), log)
+    clicks, values = join_slowly(exposures(*rows), log)
     pairs = [[(row["request_id"], item) for item in items] for row, items in zip(rows, feedback.item_ids.tolist(), strict=True)]
     assert {pairs[row][place] for row, place in np.argwhere(feedback.clicks)} == clicks
-    assert {pairs[row][place]: feedback.revenue[row, place] for row, place in np.argwhere(feedback.conversions)} == revenue
+    assert {pairs[row][place]: feedback.values[row, place] for row, place in np.argwhere(feedback.conversions)} == values
     assert clicks
     assert feedback.shown.sum(axis=1).tolist() == [len(row["item_ids"]) for row in rows]
     users = [row["user_id"] for row in rows]

@@ -221,7 +221,7 @@ def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
         count("--days", "0")
 
 
-@pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "revenue an item"])])
+@pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "value an item"])])
 def test_people_get_a_table(repo, by, heads):
     result = CliRunner().invoke(
         app, ["report", "--by", by, "--repo", str(repo)], env={"COLUMNS": "200"}, catch_exceptions=False
