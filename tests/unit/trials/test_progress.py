@@ -57,7 +57,8 @@ def test_of_too_many_answers_whole_users_are_left_out_and_the_share_is_told(tmp_
     log = ExposureLog(tmp_path, 1.0, keep_days=1_000_000, keep_bytes=1 << 30)
     for number in range(2 * ANSWERS):
         arm = ("champion", "challenger")[number % 2]
-        log.add(Exposure(f"a{number}", NOW_MS + number, number % 200, 1, [1, 2], [2.0, 1.0], [], SPRING.name, arm))
+        answer = Exposure(f"a{number}", NOW_MS + number, number % 200, 1, [1, 2], [2.0, 1.0], [], SPRING.name, arm)
+        log.add(replace(answer, assignment=SPRING.find_assignment(arm)))
     log.close()
     (tmp_path / EXPERIMENT_FILE).write_text(SPRING.write_text())
     whole = describe_progress(tmp_path)
