@@ -223,12 +223,13 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
 
     Both know what `upsert` has set until now, as the running server does. The candidate's catalogue has it anyway.
     """
-    item_ids = split.whole.interactions["item_id"].to_numpy()[split.questions]
+    item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
     changes = put_on_sale(read_changes(split.live), split.whole.items, item_ids)
     return judge(
         answer_live(candidate, split.whole, split.questions, split.first, store, changes),
         answer_live(repo, split.whole, split.questions, split.serving_first, store, changes),
         item_ids,
+        user_ids,
         np.random.default_rng(seed),
     )
 

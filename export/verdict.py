@@ -43,8 +43,8 @@ class Verdict:
     `measure_calibration_error`; auc_low, auc_high: 95 % interval of the difference in AUC; these and the serving generation's
     are NaN with fewer than LEAST_RANKED
 
-    The intervals are over questions. Rounds follow rounds, so a small loss that is beyond chance is refused too: many of them
-    would add up.
+    The intervals are over users, because the questions of one user are alike. Rounds follow rounds, so a small loss that is
+    beyond chance is refused too: many of them would add up.
     """
 
     questions: int
@@ -80,15 +80,18 @@ class Verdict:
         return f"{figures}: {self.fault or 'published'}"
 
 
-def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.random.Generator) -> Verdict:
-    """Compare the answers of two generations to the same questions, oldest first. items: int64 [Q], the right ones"""
+def judge(candidate: Answers, serving: Answers, items: np.ndarray, user_ids: np.ndarray, rng: np.random.Generator) -> Verdict:
+    """Compare the answers of two generations to the same questions, oldest first.
+
+    items: int64 [Q], the right ones; user_ids: int64 [Q], who asks
+    """
     count = len(items)
     if count < LEAST_QUESTIONS:
         fault = f"not published, because the newest events hold {count} questions, and {LEAST_QUESTIONS} are needed to judge"
         return Verdict(count, fault)
     gains, serving_gains = (compute_gains(find_ranks(answers.items, items)) for answers in (candidate, serving))
     quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
-    low, high = resample_mean(gains - serving_gains, rng)
+    low, high = resample_mean(gains - serving_gains, user_ids, rng)
     shown, serving_shown = (len(np.setdiff1d(answers.items, [PAD_ID])) for answers in (candidate, serving))
     coverage = shown / max(serving_shown, 1)
     both = share_candidates(candidate, serving)
@@ -99,7 +102,7 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
     if ranked >= LEAST_RANKED:
         aucs, serving_aucs = (compute_ranking_aucs(scores, hits)[rankable] for scores in both)
         own_auc, serving_auc = float(aucs.mean()), float(serving_aucs.mean())
-        auc_low, auc_high = resample_mean(aucs - serving_aucs, rng)
+        auc_low, auc_high = resample_mean(aucs - serving_aucs, user_ids[rankable], rng)
         own_error, serving_error = (measure_calibration_error(scores, hits) for scores in both)
     fault = ""
     if quality < LEAST_QUALITY * serving_quality:
@@ -116,9 +119,15 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, rng: np.rando
     return Verdict(count, fault, *figures, own_auc, serving_auc, auc_low, auc_high, own_error, serving_error)
 
 
-def resample_mean(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of float64 [N] by the bootstrap."""
-    means = values[rng.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
+def resample_mean(values: np.ndarray, user_ids: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of values by the bootstrap over users (cluster bootstrap: Field and Welsh 2007).
+
+    A resampled user brings all questions, so a basket of fifteen counts once. values: float64 [Q]; user_ids: int64 [Q]
+    """
+    users = np.unique(user_ids, return_inverse=True)[1]
+    sums, counts = np.bincount(users, values), np.bincount(users)
+    drawn = rng.integers(0, len(counts), (RESAMPLES, len(counts)))
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.percentile(means, (2.5, 97.5)).tolist()
     return low, high
 

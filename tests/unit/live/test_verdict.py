@@ -13,6 +13,19 @@ QUESTIONS, LIST, CANDIDATES = 400, 20, 50
 NONE = float("nan")
 
 
+def test_questions_of_one_user_count_as_one():
+    """Ten users lose and nine win, each with all of 50 questions: over questions, that would be a loss beyond chance."""
+    items, users = np.arange(19 * 50), np.repeat(np.arange(19), 50)
+    lists = np.full((2, len(items), LIST), 5_000)
+    lists[0, users < 9, 0], lists[1, users >= 9, 0] = items[users < 9], items[users >= 9]
+    intervals = []
+    for user_ids in (np.arange(len(items)), users):
+        verdict = judge(unranked(lists[0]), unranked(lists[1]), items, user_ids, np.random.default_rng(0))
+        intervals.append((verdict.low, verdict.high))
+    assert intervals[0][0] < intervals[0][1]
+    assert np.ptp(intervals[1]) > 5 * np.ptp(intervals[0])  # sqrt(50) times as wide
+
+
 def unranked(lists: np.ndarray) -> Answers:
     """Return answers of generations that retrieve nothing in common."""
     return Answers(lists, np.full((len(lists), 1), PAD_ID), np.zeros((len(lists), 1), np.float32))
@@ -45,7 +58,7 @@ def rng() -> np.random.Generator:
 )
 def test_what_is_as_good_is_published(rng, candidate, serving, said):
     items = np.arange(QUESTIONS)
-    verdict = judge(answers(rng, items, candidate), answers(rng, items, serving), items, rng)
+    verdict = judge(answers(rng, items, candidate), answers(rng, items, serving), items, np.arange(len(items)), rng)
     assert (said in verdict.fault) if said else verdict.fault == ""
     assert (verdict.candidate, verdict.serving) == pytest.approx((candidate, serving), abs=0.01)
     assert verdict.low <= verdict.candidate - verdict.serving <= verdict.high
@@ -56,7 +69,7 @@ def test_what_is_as_good_is_published(rng, candidate, serving, said):
 def test_a_small_loss_is_refused_where_it_is_beyond_chance(rng, share, fault):
     """Within the 2 % that one round may lose; the next round would be compared with what this one lost."""
     items = np.arange(10_000)
-    verdict = judge(answers(rng, items, share), answers(rng, items, 0.3), items, rng)
+    verdict = judge(answers(rng, items, share), answers(rng, items, 0.3), items, np.arange(len(items)), rng)
     assert (fault in verdict.fault) if fault else verdict.fault == ""
     assert (verdict.high < 0) == bool(fault)
 
@@ -66,7 +79,7 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_states(rng)
     for _ in range(100):
         right = [rng.random(QUESTIONS) < share for share in (0.4, 0.3)]
         lists = [np.where(own[:, None], items[:, None], -1).repeat(LIST, axis=1) for own in right]
-        verdict = judge(*map(unranked, lists), items, rng)
+        verdict = judge(*map(unranked, lists), items, np.arange(len(items)), rng)
         held += verdict.low <= 0.1 <= verdict.high
     assert held >= 88
 
@@ -74,12 +87,15 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_states(rng)
 def test_a_generation_that_shows_few_items_is_not_published(rng):
     items = np.arange(QUESTIONS)
     narrow = answers(rng, items, 0.3, n_items=40)
-    assert "less than 50% of the items" in judge(narrow, answers(rng, items, 0.3, n_items=5_000), items, rng).fault
+    assert (
+        "less than 50% of the items"
+        in judge(narrow, answers(rng, items, 0.3, n_items=5_000), items, np.arange(len(items)), rng).fault
+    )
 
 
 def test_too_few_questions_judge_nobody(rng):
     items = np.arange(99)
-    verdict = judge(answers(rng, items, 0.9), answers(rng, items, 0.1), items, rng)
+    verdict = judge(answers(rng, items, 0.9), answers(rng, items, 0.1), items, np.arange(len(items)), rng)
     assert str(verdict) == "not published, because the newest events hold 99 questions, and 100 are needed to judge"
 
 
@@ -135,14 +151,14 @@ def test_a_generation_that_ranks_worse_is_not_published(rng):
     serving = ranked(rng, answers(rng, items, 0.3), items)
     noise = rng.normal(0, 3, serving.rank_scores.shape).astype(np.float32)
     worse = Answers(serving.items, serving.candidates, serving.rank_scores + noise)
-    verdict = judge(worse, serving, items, rng)
+    verdict = judge(worse, serving, items, np.arange(len(items)), rng)
     assert verdict.ranked == QUESTIONS
     assert verdict.auc < 0.9 * verdict.serving_auc
     assert "AUC is less than 98% of what serves" in verdict.fault
     assert verdict.auc_low < verdict.auc - verdict.serving_auc < verdict.auc_high < 0
     interval = f"difference {verdict.auc_low:+.4f} to {verdict.auc_high:+.4f} (95 %)"
     assert f"AUC {verdict.auc:.4f} against {verdict.serving_auc:.4f}, {interval}" in str(verdict)
-    equal = judge(serving, serving, items, rng)
+    equal = judge(serving, serving, items, np.arange(len(items)), rng)
     assert (equal.fault, equal.auc_low, equal.auc_high) == ("", 0, 0)
 
 
@@ -153,7 +169,9 @@ def test_the_interval_of_the_auc_holds_the_true_difference_about_as_often_as_it_
     for _ in range(100):
         won = [rng.random(QUESTIONS) < share for share in (0.7, 0.6)]
         scores = [np.where(own[:, None], [1, 0], [0, 1]).astype(np.float32) for own in won]
-        verdict = judge(*(Answers(answers(rng, items, 0.3).items, candidates, own) for own in scores), items, rng)
+        verdict = judge(
+            *(Answers(answers(rng, items, 0.3).items, candidates, own) for own in scores), items, np.arange(len(items)), rng
+        )
         held += verdict.auc_low <= 0.1 <= verdict.auc_high
     assert 88 <= held < 100  # not all: an interval that is far too wide holds it always
 
@@ -162,7 +180,9 @@ def test_a_generation_whose_scores_change_their_meaning_is_not_published(rng):
     items = np.arange(QUESTIONS)
     serving = ranked(rng, answers(rng, items, 0.3), items)
     sharper = np.where(np.arange(QUESTIONS)[:, None] < QUESTIONS // 2, 1, 0.1).astype(np.float32)
-    verdict = judge(Answers(serving.items, serving.candidates, serving.rank_scores * sharper), serving, items, rng)
+    verdict = judge(
+        Answers(serving.items, serving.candidates, serving.rank_scores * sharper), serving, items, np.arange(len(items)), rng
+    )
     assert verdict.auc == pytest.approx(verdict.serving_auc)  # the order is the same
     assert "calibration error is more than 0.25 above" in verdict.fault
 
@@ -171,6 +191,6 @@ def test_rankers_with_little_in_common_are_not_judged(rng):
     items = np.arange(QUESTIONS)
     serving = ranked(rng, answers(rng, items, 0.3), items)
     few = np.where(np.arange(QUESTIONS)[:, None] < 99, serving.candidates, PAD_ID)
-    verdict = judge(Answers(serving.items, few, -serving.rank_scores), serving, items, rng)
+    verdict = judge(Answers(serving.items, few, -serving.rank_scores), serving, items, np.arange(len(items)), rng)
     assert verdict.fault == ""
     assert "rankers not judged (both retrieved the item of 99 questions, and 100 are needed)" in str(verdict)
