@@ -21,7 +21,7 @@ from serving.live.experiment import CHAMPION_ARM, INTERLEAVED_ARM, Mode
 from trials.feedback import Feedback, number_users
 from trials.interleaving import BOTH, CHALLENGER, CHAMPION
 from trials.progress import Reaction, compare_reactions, credit_answers
-from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Comparison, compare_arms, has_wrong_split
+from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Comparison, compare_arms, has_wrong_split
 
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
 MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
@@ -108,27 +108,45 @@ def find_failures(champion: pa.Table, challenger: pa.Table, fewest: int) -> str:
 def find_slowness(champion: pa.Table, challenger: pa.Table, mode: Mode, alpha: float) -> str:
     """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
 
-    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile.
+    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile. One
+    user may make many slow requests, so answers count as the independent ones that would tell as much (Rao and Scott 1992), and
+    the champion's quantile is the larger one of its answers and of its users, each with the weight of one answer.
     Only A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
     """
-    champions_ms, own_ms = (arm["latency_ms"].drop_null().to_numpy() for arm in (champion, challenger))
-    if min(len(champions_ms), len(own_ms)) < LEAST_OBSERVATIONS:
+    champion, challenger = (arm.filter(pc.is_valid(arm["latency_ms"])) for arm in (champion, challenger))
+    if min(len(champion), len(challenger)) < LEAST_OBSERVATIONS:
         return ""
-    p99_ms = float(np.percentile(champions_ms, 99) if len(champions_ms) >= ENOUGH_FOR_P99 else champions_ms.max())
+    champions_ms, own_ms = (arm["latency_ms"].to_numpy() for arm in (champion, challenger))
+    champions, users = (number_users(arm["user_id"]) for arm in (champion, challenger))
+    p99_ms = (
+        compute_quantile(champions_ms, champions, 0.99) if len(champions_ms) >= ENOUGH_FOR_P99 else float(champions_ms.max())
+    )
     bounds = [(99, p99_ms, SLOWER_P99_MS)]
     if mode == "ab":
-        bounds.append((50, float(np.median(champions_ms)), SLOWER_P50_MS))
+        bounds.append((50, compute_quantile(champions_ms, champions, 0.5), SLOWER_P50_MS))
     for percent, compared_ms, slower_ms in bounds:
-        slow = int((own_ms > max(SLOWER * compared_ms, compared_ms + slower_ms)).sum())
-        if is_significantly_more(slow, len(own_ms), 1 - percent / 100, alpha):
+        slow = Arm.of(own_ms > max(SLOWER * compared_ms, compared_ms + slower_ms), users)
+        if is_significantly_more(slow, 1 - percent / 100, alpha):
             usual_ms, found_ms = (np.percentile(times, percent) for times in (champions_ms, own_ms))
             return f"its p{percent} is {found_ms:.0f} ms, the champion's {usual_ms:.0f} ms"
     return ""
 
 
-def is_significantly_more(count: int, of: int, share: float, alpha: float) -> bool:
-    """Return whether more than a share of the answers are `count`, at any look by chance in `alpha` of the experiments."""
-    return count > share * of and has_wrong_split((count, of - count), (share, 1 - share), alpha)
+def compute_quantile(values: np.ndarray, users: np.ndarray, share: float) -> float:
+    """Return the larger one of two quantiles of values [answers]: each answer counts as much, or each user."""
+    order = np.argsort(values)
+    weights = np.cumsum((1 / np.bincount(users))[users][order])
+    of_users = values[order][np.searchsorted(weights, share * weights[-1])]
+    return float(max(np.quantile(values, share), of_users))
+
+
+def is_significantly_more(marked: Arm, share: float, alpha: float) -> bool:
+    """Return whether more than a share of the answers are marked, at any look by chance in `alpha` of the experiments.
+
+    marked: of 1 for a marked answer and 0 for the others
+    """
+    counts = marked.mean * marked.independent_answers, (1 - marked.mean) * marked.independent_answers
+    return marked.mean > share and has_wrong_split(counts, (share, 1 - share), alpha)
 
 
 def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:

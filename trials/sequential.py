@@ -137,7 +137,7 @@ def bound_mean(rewards: Arm, alpha: float = ALPHA, tightest_at: float = TIGHTEST
     return rewards.mean - half_width, rewards.mean + half_width
 
 
-def compute_sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -> float:
+def compute_sample_ratio_p_value(counts: tuple[float, float], shares: tuple[float, float]) -> float:
     """Return a p-value that holds at this look for "users come in these shares": a small one means a wrong split.
 
     The Bayes factor of a Beta mixture around the shares against the shares is a martingale, so 1 / factor is a p-value at any
@@ -157,6 +157,6 @@ def log_beta(a: float, b: float) -> float:
     return lgamma(a) + lgamma(b) - lgamma(a + b)
 
 
-def has_wrong_split(counts: tuple[int, int], shares: tuple[float, float], alpha: float = SRM_ALPHA) -> bool:
+def has_wrong_split(counts: tuple[float, float], shares: tuple[float, float], alpha: float = SRM_ALPHA) -> bool:
     """Return whether the arms' users contradict the shares that they should have. counts: of users, who are independent"""
     return compute_sample_ratio_p_value(counts, shares) < alpha

@@ -103,6 +103,18 @@ def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger
     assert Guard(repo).look() is None
 
 
+def test_one_user_with_many_slow_requests_makes_no_challenger_slow(repo):
+    """Three of four answers of the challenger are slow: all of one user, and none of the other hundred."""
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(
+        repo,
+        champions=100,
+        user_id=lambda number: number if number < 100 else 1_000,
+        latency_ms=lambda number: 10.0 if number < 100 else 200.0,
+    )
+    assert Guard(repo).look() is None
+
+
 LATE, BROKE_AT = 2_600, 2_200  # answers of each arm; the challenger's first one that does harm
 
 
