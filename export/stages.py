@@ -64,13 +64,15 @@ def write_stages(
     )
     rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
     features.item_plan.save(staging.folder("rank") / PLAN_FOLDER)
-    ranks = rank.settings | {"threads": compute.rank_threads, "as_of_s": features.as_of_s}
+    repeats = not pipeline.filter_seen
+    ranks = rank.settings | {"threads": compute.rank_threads, "as_of_s": features.as_of_s, "repeats": repeats}
     retrieve |= {"as_of_s": features.as_of_s}
     np.save(staging.folder("retrieve") / f"{POPULARITY}.npy", compute_recent_counts(ranking.statistics))
     live = export_settings.live
     reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
     interests = list(make_event_kinds(dataset.description).interests)
-    settings = {"preprocess": {"interests": interests}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
+    preprocess = {"interests": interests, "repeats": repeats}
+    settings = {"preprocess": preprocess, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
     if dataset.learned_sales is not None:
         for name in ("retrieve", "rank"):
             np.save(staging.folder(name) / f"{LEARNED_SALES}.npy", dataset.learned_sales)

@@ -55,6 +55,7 @@ class PreprocessInputs:
     live_items: LiveItems | None = None
     trends: UserTrends | None = None  # declared aggregations of users
     interests: tuple[str, ...] = ()  # names of events, see LiveUsers
+    repeats: bool = False  # see LiveUsers
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
@@ -62,13 +63,13 @@ class PreprocessInputs:
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
         categories = open_checked_array(folder, "item_category", "int32", items.n_items + 1)
         interests = tuple(info.settings.get("interests", ()))  # not in older exports
-        return cls(info.context, store, store, items, categories, Content.load(folder), interests=interests)
+        kept = {"interests": interests, "repeats": info.settings.get("repeats", False)}
+        return cls(info.context, store, store, items, categories, Content.load(folder), **kept)
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
         """Return a copy that adds what users did since the export."""
-        live = LiveUsers(reader.users, self.items, self.item_category, self.interests).with_machine_code(
-            self.embedded.make_empty(np.zeros(2, np.int64))
-        )
+        users = LiveUsers(reader.users, self.items, self.item_category, self.interests, self.repeats)
+        live = users.with_machine_code(self.embedded.make_empty(np.zeros(2, np.int64)))
         trends = UserTrends.of(self.embedded, self.items, reader)
         if self.content is None:
             return replace(self, live=live, trends=trends)

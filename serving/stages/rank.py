@@ -34,7 +34,16 @@ from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.probes import find_asked
-from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, compute_pair_numbers, scale_strengths
+from serving.stages.features.ranking import (
+    LIVE,
+    N_FEATURES,
+    SCALE,
+    SCORE,
+    TAKEN,
+    TOGETHER,
+    compute_pair_numbers,
+    scale_strengths,
+)
 from serving.stages.features.user_state import name_raw_column
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
@@ -67,6 +76,8 @@ class RankSettings:
     user_tables, item_tables: a table name per categorical column; blend: weight of the retrieval score that is added to logits
     threads: of the network's runs
     as_of_s: clock of the item statistics, unix seconds; live sales after it are added; 0: no live sales
+    repeats: whether the network learned how often and when users took a candidate; otherwise these features are 0, also for
+        what they only looked at, which is in a live history
     """
 
     user_tables: tuple[str, ...]
@@ -74,6 +85,7 @@ class RankSettings:
     blend: float
     threads: int = 1
     as_of_s: int = 0
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         for side in ("user_tables", "item_tables"):
@@ -128,6 +140,8 @@ class RankInputs:
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
         numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
         lifts, n_own = np.zeros(candidates.shape, np.float32), self.item_numbers.shape[1]
+        if not self.settings.repeats:
+            numbers[..., n_own + TAKEN : n_own + TAKEN + 2] = 0.0
         if self.stored and self.stored.pairs.n_slots:
             strengths, with_latest = self.stored.pairs.sum_strengths(history, candidates)
             numbers[..., n_own + TOGETHER] = scale_strengths(strengths)

@@ -46,6 +46,7 @@ class LiveUsers:
     """Reads users from the live store.
 
     interests: names of events that are not positive and yet count as history while they are newer than every positive
+    repeats: whether positives stay in the history beside interest in the same item, because the ranker counts them
     wait_s: how long to wait for an event that has not arrived yet
     """
 
@@ -53,6 +54,7 @@ class LiveUsers:
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
     interests: tuple[str, ...] = ()
+    repeats: bool = False
     wait_s: float = WAIT_S
     timelines: dict[tuple[int, int, int], Timeline] = field(default_factory=dict)
     write: Callable = field(default_factory=lambda: write_records)
@@ -126,9 +128,9 @@ class LiveUsers:
         if names:
             interests = NO_INTERESTS.copy()
             interests[[code for code, name in enumerate(names) if name in self.interests]] = True
-        items = self.items
+        items, kept = self.items, (interests, np.array([self.repeats]))
         catalogue = (items.ids, items.table, items.newcomers, self.item_category)
-        return [np.array(rows), *fields, interests, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
+        return [np.array(rows), *fields, *kept, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
 
 
 def leave_out_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tuple[list[int], np.ndarray]:
@@ -252,15 +254,15 @@ def write_records(
     rows,
     history_ids, history_s, session_ids, session_ms, session_kinds,  # records [M]
     event_count, sum_weight, sum_label, first_ms, last_ms,  # of them too
-    interests,  # bool [MOST_KINDS], by the code of an event
+    interests, repeats,  # bool [MOST_KINDS], by the code of an event; bool [1]
     pause_ends, pauses,  # Timeline
     catalogue, table, newcomers, item_category,
     ids, times, categories, counts, weights, labels, first_times, last_times,  # state [B], written
 ):  # fmt: skip
     """Write M records into rows of a state.
 
-    A history is what the session shows interest in since the last positive event, and then the positive events. A user without
-    any has all distinct items of the session as history.
+    A history is what the session shows interest in since the last positive event, and then the positive events, those of the
+    same items only with `repeats`. A user without any has all distinct items of the session as history.
     """
     for record in range(len(rows)):
         row = rows[record]
@@ -285,7 +287,8 @@ def write_records(
             n_session = n_kept
             for place in range(history_ids.shape[1]):
                 item = history_ids[record, place]
-                if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_session] == item):
+                is_kept = repeats[0] or not np.any(ids[row, :n_session] == item)
+                if item != PAD_ID and n_kept < ids.shape[1] and is_kept:
                     ids[row, n_kept] = item
                     times[row, n_kept] = skip_pauses(np.int64(history_s[record, place]), pause_ends, pauses)
                     n_kept += 1

@@ -186,9 +186,9 @@ def test_what_a_visitor_viewed_is_the_history_until_the_first_purchase(reader):
     assert histories == [[4, 3, 5], [7]]
 
 
-def read_history(reader) -> list[int]:
+def read_history(reader, repeats: bool = False) -> list[int]:
     """Return the history of user 1."""
-    users = LiveUsers(reader, ItemIndex(np.arange(100)), np.zeros(101, np.int32), KINDS.interests)
+    users = LiveUsers(reader, ItemIndex(np.arange(100)), np.zeros(101, np.int32), KINDS.interests, repeats)
     state = make_empty_state(np.ones(1, np.int64))
     users.update(state, np.full(1, NO_SEQUENCE), START_MS // 1000)
     n_known = int(np.count_nonzero(state.history_ids[0] != PAD_ID))
@@ -214,6 +214,7 @@ def test_what_a_known_user_looks_at_since_the_last_purchase_leads_the_history(re
         writer.append(event(b"view", 7, 5))
         writer.append(event(b"view", 6, 6))
         assert read_history(reader) == [6, 7, 5, 8]
+        assert read_history(reader, repeats=True) == [6, 7, 5, 8, 7]
         writer.append(event(b"view", 9, 35))
         assert read_history(reader) == [9, 6, 7, 8]
         writer.append(event(b"view", 9, 90))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.ranking import LIVE, N_FEATURES, scale_aggregates
+from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, TAKEN, scale_aggregates
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
@@ -271,6 +272,22 @@ def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, o
         assert read_live() == [0.0, 0.0, 0.0]
         observe(event_inputs(user_id=[1], item_id=[45], timestamp_ms=[at_ms + 20_000]))
         assert read_live() == [1.0, 1.0, 0.0]
+
+
+def test_only_a_ranker_that_learned_repeats_reads_them(repository):
+    """A live history has what users only looked at, too: such a candidate would be the first one with these features."""
+    with closing(Rank.load(find_stage_folder(repository, "rank", 1))) as rank:
+        items, columns = rank.inputs.items, slice(TAKEN - N_FEATURES, TAKEN - N_FEATURES + 2)
+        candidates = np.array([[3, 0]])
+        inputs = {
+            "history_ids": items.ids[[[3, 2, 3]]],
+            "history_age_days": np.array([[1.0, 2.0, 5.0]], np.float32),
+            "retrieval_scores": np.array([[2.0, 1.0]], np.float32),
+        }
+        learned = replace(rank.inputs, settings=replace(rank.inputs.settings, repeats=True))
+        found = [each.compute_pair_inputs(inputs, candidates)[0][0, :, columns].tolist() for each in (rank.inputs, learned)]
+        assert found[0] == [[0.0, 0.0], [0.0, 0.0]]
+        assert found[1] == [pytest.approx([np.log(3) * SCALE, np.log(2) * SCALE]), [0.0, 0.0]]
 
 
 def test_without_aggregations_nothing_is_published_or_followed(tmp_path, dataset):
