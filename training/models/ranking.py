@@ -35,7 +35,6 @@ from training.models.train_ranker import Ranker, RankerSettings, Start, compute_
 from training.models.validation import drop_validating, split_training_log, split_validation
 
 MOST_SAMPLES = 32  # requests for the parity reports
-EVENTLESS = (2, 5)  # so many of so many requests before a visit teach without events too; with all of them, live answers lose
 
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
 """Events before a label window, with their row number in the log as "row" -> a retriever fitted on them alone.
@@ -120,33 +119,16 @@ def hold_out(
 ) -> tuple[tuple[Requests, ...], tuple[Requests, ...], Requests]:
     """Return training requests with live events (latest moment first), the same without, and the validation requests.
 
-    by_moment, in_visits: from `make_requests_by_moment`. EVENTLESS of the requests before visits teach twice, with events and
-    without. In a catalogue without aggregations the two are the same but for `is_live`: requests teach once, and every second
-    one has no events.
+    by_moment, in_visits: from `make_requests_by_moment`. The requests before visits teach twice, with events and without.
     Validation requests are of the latest moment, and every second one has no events. Their users teach nothing, because
     requests of other moments and of visits ask for the same items.
     """
     latest, validation = split_validation(by_moment[0], share)
     before_visits = (latest, *(drop_validating(requests, validation, share) for requests in by_moment[1:]))
     visits = () if in_visits is None else (drop_validating(in_visits, validation, share),)
-    if latest.items.aggregates.shape[1]:
-        without = tuple(map(_repeat_without_events, before_visits))
-        before_visits = tuple(replace(requests, eventless=None) for requests in before_visits)  # halves memory
-    else:
-        before_visits, without = tuple(map(_halve_events, before_visits)), ()
-    return (*before_visits, *visits), without, _halve_events(validation)
-
-
-def _repeat_without_events(requests: Requests) -> Requests:
-    """Return EVENTLESS of the requests, without events."""
-    repeated, of = EVENTLESS
-    again = requests.take(np.flatnonzero(np.arange(len(requests)) % of < repeated))
-    return again.without_events(np.ones(len(again), bool))
-
-
-def _halve_events(requests: Requests) -> Requests:
-    """Return the requests, every second one without events."""
-    return requests.without_events(np.arange(len(requests)) % 2 == 1)
+    without = tuple(requests.without_events(np.ones(len(requests), bool)) for requests in before_visits)
+    before_visits = tuple(replace(requests, eventless=None) for requests in before_visits)  # halves memory
+    return (*before_visits, *visits), without, validation.without_events(np.arange(len(validation)) % 2 == 1)
 
 
 def add_unlabelled(

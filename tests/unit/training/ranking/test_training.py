@@ -199,30 +199,13 @@ def test_requests_without_events_are_not_counted_again(trained, requests_made):
     assert (compute_rank_scores(once, validation) != compute_rank_scores(twice, validation)).any()
 
 
-def test_without_aggregations_each_request_teaches_once(requests_made):
-    """With events and without, it would be the same but for whether events came: every second one has none."""
-
-    def drop_aggregates(requests):
-        items = replace(requests.items, aggregates=requests.items.aggregates[:, :0])
-        eventless = None if requests.eventless is None else drop_aggregates(requests.eventless)
-        return replace(requests, items=items, cross=requests.cross[..., -N_FEATURES:], eventless=eventless)
-
-    by_moment, in_visits = [drop_aggregates(part) for part in requests_made[0]], drop_aggregates(requests_made[1])
-    teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
-    assert without_events == ()
-    for requests in (*teaching[:-1], validation):
-        has_events = requests.cross[..., LIVE - N_FEATURES].max(axis=1)
-        assert has_events.tolist() == [1.0 - row % 2 for row in range(len(requests))]
-    np.testing.assert_array_equal(teaching[-1].cross[..., LIVE - N_FEATURES], teaching[-1].valid)
-
-
 def test_requests_before_a_visit_teach_with_and_without_live_events(requests_made):
     teaching, without_events, validation = hold_out(*requests_made, 0.3)
     for kind, expected in ((teaching, 1.0), (without_events, 0.0)):
         for requests in kind:
             assert (requests.cross[..., LIVE - N_FEATURES][requests.valid] == expected).all()
     for own, other in zip(teaching[:-1], without_events, strict=True):
-        np.testing.assert_array_equal(own.taken[np.arange(len(own)) % 5 < 2], other.taken)  # two fifths
+        np.testing.assert_array_equal(own.user_ids, other.user_ids)
     assert validation.cross[..., LIVE - N_FEATURES].max(axis=1).tolist() == [1.0 - row % 2 for row in range(len(validation))]
 
 
