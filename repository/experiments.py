@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from repository.registry import read_acts, record_act
+from repository.registry import VERDICTS, read_acts, record_act
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
@@ -41,7 +41,7 @@ def follow_experiment(repository: Path) -> FollowedExperiment | None:
 
 
 def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
-    """Start an experiment. Raises ConfigError while another one runs, or if an earlier one had this name."""
+    """Start an experiment. Raises ConfigError while another one runs, or if its name was used for another."""
 
     def begin(former: Experiment | None) -> Experiment:
         if former and former.runs:
@@ -49,16 +49,28 @@ def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
                 f"Experiment {former.name!r} runs already. Stop it first (python -m server experiment stop), or change its "
                 "share (python -m server experiment share SHARE)."
             )
-        refuse_used_name(repository, experiment.name)
+        refuse_used_name(repository, experiment, experiment.champion)
         return replace(experiment, started_ms=_read_clock_ms())
 
     return _change(repository, STARTED, begin)
 
 
-def refuse_used_name(repository: Path, name: str) -> None:
-    """Raise ConfigError if the record has an experiment of this name: the log would not tell the answers of both apart."""
-    if any(act.action == STARTED and act.reason.startswith(f"experiment {name}, ") for act in read_acts(repository)):
+def refuse_used_name(repository: Path, experiment: Experiment, champion: int) -> None:
+    """Raise ConfigError if the record has another experiment of this name: the log would not tell the answers of both apart.
+
+    Each pod of a cluster keeps a live store of its own beside the shared repository, so each starts the same experiment.
+    champion: the generation that is served
+    """
+    name, settings = experiment.name, (experiment.challenger, experiment.mode, champion)
+    acts = [act for act in read_acts(repository) if act.facts.get("experiment") == name]
+    if any(act.action in VERDICTS for act in acts):
         raise ConfigError(f"There was an experiment {name!r} before, whose answers are logged under this name. Choose another.")
+    for act in acts:
+        if (act.generation, act.facts["mode"], act.facts["champion"]) != settings:
+            raise ConfigError(
+                f"Experiment {name!r} was started with generation {act.generation} beside {act.facts['champion']}, mode "
+                f"{act.facts['mode']}; expected the same generations and mode on every server. Use them, or another name."
+            )
 
 
 def change_share(repository: Path, share: float) -> Experiment:
@@ -112,8 +124,10 @@ def _change(repository: Path, act: str, make: Callable[[Experiment | None], Expe
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_read_clock_ms())
         met = former.share if former and not changed.runs else changed.share  # an ended one has share 0
-        facts = f"experiment {changed.name}, {changed.mode}, share {met:g}"
-        record_act(repository, act, changed.challenger, reason=f"{facts}: {changed.reason}" if changed.reason else facts)
+        told = f"experiment {changed.name}, {changed.mode}, share {met:g}"
+        told = f"{told}: {changed.reason}" if changed.reason else told
+        facts = {"experiment": changed.name, "mode": changed.mode, "champion": changed.champion}
+        record_act(repository, act, changed.challenger, reason=told, facts=facts)
         _write(folder, changed)  # last, so that whoever sees the change finds its record
     return changed
 

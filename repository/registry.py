@@ -46,7 +46,8 @@ class Act:
         "published" or "not published" (by `follow`, with its verdict as the reason; the generation is then the one that
         stays), or a change of an experiment, whose generation is the challenger (experiments.py)
     tag: "" unless one was set
-    facts: of a publication: the generation's manifest without its files, which outlives it; {} of other acts
+    facts: of a publication: the generation's manifest without its files, which outlives it; of a change of an experiment: its
+        name ("experiment"), "mode" and "champion"; {} of other acts
     """
 
     time_s: int

@@ -22,6 +22,7 @@ from repository.generations import drop_challenger
 from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
 from server.environment import RUN_DIR
+from server.generations import find_served_generation
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 from serving.live.experiment import Experiment, Mode, read_experiment
@@ -133,7 +134,8 @@ def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experim
 
     experiment: its champion is found out here
     """
-    refuse_used_name(repo, experiment.name)  # before a challenger is loaded, which takes seconds
+    for state in servers:  # before a challenger is loaded, which takes seconds
+        refuse_used_name(repo, experiment, find_served_generation(state.grpc_url))
     for state in servers:
         experiment = replace(experiment, champion=load_challenger(state.grpc_url, state.repo, experiment.challenger))
     return start_experiment(repo, experiment)

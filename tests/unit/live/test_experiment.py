@@ -102,6 +102,22 @@ def test_the_name_of_an_experiment_that_ended_is_not_used_again(tmp_path):
         start_experiment(repo, spring())
 
 
+def test_every_pod_of_a_cluster_starts_the_same_experiment_until_it_ends(tmp_path):
+    repo = link_small_repository(tmp_path / "shop")
+    file = find_experiment_folder(repo) / EXPERIMENT_FILE
+    start_experiment(repo, spring(share=0.1))
+    change_share(repo, 0.2)
+    file.unlink()  # the next pod has a live store of its own
+    for other in ({"champion": 3}, {"challenger": 3}, {"mode": "interleave"}):
+        with pytest.raises(ConfigError, match="was started with generation 2 beside 1, mode ab; expected the same"):
+            start_experiment(repo, spring(**other))
+    assert start_experiment(repo, spring(share=0.2)).runs
+    end_experiment(repo, "p99 is 90 ms", state="rolled back")
+    file.unlink()
+    with pytest.raises(ConfigError, match="There was an experiment 'spring' before"):
+        start_experiment(repo, spring(share=0.2))
+
+
 def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
     repo = link_small_repository(tmp_path / "shop")
     judged = start_experiment(repo, spring(share=0.1))
