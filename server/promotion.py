@@ -12,6 +12,8 @@ from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.experiment import Experiment
 
+CHOSEN = ("activated", "followed", "pinned")  # acts that choose a generation (repository/registry.py)
+
 
 class Promotion:
     """Follows the experiment of one server's repository. run_dir: the server's run folder"""
@@ -50,11 +52,11 @@ class Promotion:
 def awaits_move(state: ServerState, experiment: Experiment) -> bool:
     """Return whether a server still serves the champion of an experiment whose challenger was promoted.
 
-    False if the registry says that the promotion failed, or that somebody activated the champion since.
+    False if the registry says that the promotion failed, or that somebody activated or pinned the champion since.
     """
     if experiment.state != "promoted" or state.generation != experiment.champion:
         return False
     later = [act for act in read_acts(state.repo) if act.time_s >= experiment.changed_ms // 1_000]
     since = next((place for place, act in enumerate(later) if act.action == "promoted"), len(later))
-    decided = (NOT_PROMOTED, experiment.challenger), ("activated", experiment.champion)
+    decided = {(action, experiment.champion) for action in CHOSEN} | {(NOT_PROMOTED, experiment.challenger)}
     return not any((act.action, act.generation) in decided for act in later[since:])

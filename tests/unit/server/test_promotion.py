@@ -52,11 +52,12 @@ def test_a_server_moves_from_the_champion_alone(state):
     assert not awaits_move(replace(state, generation=7), experiment)  # published since
 
 
-def test_another_server_that_moved_changes_nothing_and_a_person_has_the_last_word(state):
+@pytest.mark.parametrize("action", ["activated", "followed", "pinned"])
+def test_another_server_that_moved_changes_nothing_and_a_person_has_the_last_word(state, action):
     experiment = promote(state)
-    record_act(state.repo, "activated", 2)
+    record_act(state.repo, action, 2)
     assert awaits_move(state, experiment)
-    record_act(state.repo, "activated", 1)
+    record_act(state.repo, action, 1)
     assert not awaits_move(state, experiment)
 
 
