@@ -29,7 +29,7 @@ from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.verdict import LEAST_QUESTIONS, Verdict, judge
 from repository.config import CONFIG_FILE, read_layout
-from repository.experiments import NOT_PROMOTED, find_experiment_folder, find_running
+from repository.experiments import NOT_PROMOTED, STOPPED, find_experiment_folder, find_running
 from repository.generations import pin
 from repository.models import read_config
 from repository.publish import make_read_only
@@ -57,7 +57,7 @@ from training.dataset import Dataset
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
 MOST_DOUBLED = 3  # candidates that were not as good, each of which doubles the wait
-REFUSED = ("rolled back", "experiment stopped", NOT_PROMOTED)  # acts that end an experiment and leave the champion
+REFUSED = ("rolled back", STOPPED, NOT_PROMOTED)  # acts that end an experiment and leave the champion
 REST_S = 86_400  # after such an experiment, before users meet another candidate; doubled likewise
 STARTED = "Started from the weights"  # in the report of a round whose models started from those of the serving generation
 
@@ -259,8 +259,11 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
     record_publication(repo, generation, str(verdict))
     servers = find_running_servers(RUN_DIR, repo)
     if terms.share < 1:
-        name = f"generation-{generation}"
-        challenge(servers, repo, Experiment(name, serving, generation, terms.share, promotes=True, days=terms.days))
+        challenge(
+            servers,
+            repo,
+            Experiment(name_experiment(generation), serving, generation, terms.share, promotes=True, days=terms.days),
+        )
     else:
         unload_former(servers, repo, generation)
         for state in servers:
@@ -281,8 +284,23 @@ def count_awaited(repo: Path, serving: int, least_events: int) -> int:
 
 
 def find_refused(repo: Path, serving: int) -> dict[int, Act]:
-    """Return the challengers newer than `serving` that were not promoted, with the acts that ended their experiments."""
-    return {act.generation: act for act in read_acts(repo) if act.action in REFUSED and act.generation > serving}
+    """Return the challengers newer than `serving` that were not promoted, with the acts that ended their experiments.
+
+    Shadows are left out, and so are experiments of persons that were stopped: they say nothing against the challenger.
+    """
+    ended = [act for act in read_acts(repo) if act.action in REFUSED and act.generation > serving]
+    return {act.generation: act for act in ended if not is_test(act)}
+
+
+def is_test(act: Act) -> bool:
+    """Return whether an experiment was a shadow, or was started by a person and then stopped. act: that ended it"""
+    is_own = act.facts.get("experiment") == name_experiment(act.generation)
+    return act.facts.get("mode") == "shadow" or (act.action == STOPPED and not is_own)
+
+
+def name_experiment(generation: int) -> str:
+    """Return the name of the experiment in which a round shows its generation to a share of the users."""
+    return f"generation-{generation}"
 
 
 def find_rest(repo: Path, serving: int, now_s: float) -> str:

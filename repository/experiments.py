@@ -17,7 +17,7 @@ from serving.contract.tensors import STAGES
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, State, read_experiment
 from serving.live.store import find_live_folder, make_folder
 
-STARTED, NOT_PROMOTED = "experiment started", "not promoted"  # acts in the registry
+STARTED, STOPPED, NOT_PROMOTED = "experiment started", "experiment stopped", "not promoted"  # acts in the registry
 
 
 def find_experiment_folder(repository: Path) -> Path:
@@ -93,7 +93,7 @@ def end_experiment(repository: Path, reason: str, state: State = "stopped", judg
             raise ConfigError(f"Experiment {judged.name!r} was changed while it was judged. Judge it again.")
         return replace(running, state=state, share=0.0, reason=reason)
 
-    return _change(repository, "experiment stopped" if state == "stopped" else state, end)
+    return _change(repository, STOPPED if state == "stopped" else state, end)
 
 
 def withdraw_promotion(repository: Path, promoted: Experiment, reason: str) -> None:

@@ -32,7 +32,7 @@ from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import OBSERVE, UPSERT
-from serving.live.experiment import Experiment
+from serving.live.experiment import Experiment, Mode, State
 from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
@@ -287,6 +287,18 @@ def test_a_promoted_challenger_and_one_of_before_make_no_round_wait(exported, re
     assert follow_once(past, repo, None, 1_000, QUIET).report.startswith(
         "waits: 0 events are newer than generation 2, of 1,000"
     )
+
+
+def test_a_shadow_and_a_test_that_a_person_stopped_make_no_round_wait(repo, past):
+    ended: list[tuple[str, Mode, State]] = [("a", "ab", "stopped"), ("b", "shadow", "stopped"), ("c", "shadow", "rolled back")]
+    for name, mode, state in ended:
+        start_experiment(repo, Experiment(name, 1, 2, 0.1, mode))
+        end_experiment(repo, "seen enough", state)
+    waits = "waits: 0 events are newer than generation 1, of"
+    assert follow_once(past, repo, None, 1_000, QUIET).report == f"{waits} 1,000"
+    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True))
+    end_experiment(repo, "no decision within 7 days")
+    assert "challenger 2 was not promoted" in follow_once(past, repo, None, 1_000, QUIET).report
 
 
 def test_a_repository_without_live_events_is_refused(repo, past):
