@@ -6,9 +6,11 @@ import calendar
 import logging
 import os
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import fields
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -258,12 +260,12 @@ def forget(
     if bool(item) == bool(items_before):
         raise ConfigError("Expected either --item, which may be repeated, or --items-before.")
     before_ms = 1_000 * calendar.timegm(items_before.utctimetuple()) if items_before else ALWAYS_MS
-    item_ids = [find_item_id(repo, name) for name in item] if item else None
+    item_ids = {name: find_item_id(repo, name) for name in item or ()}
     with closing(open_writer(find_store(repo), repo)) as writer:
-        forgotten = forget_items(writer, item_ids, before_ms)
-    out.print(f"columns forgotten: {describe_counts(forgotten)}")
-    if item and not forgotten:
-        out.print("warning: upsert has set none of them. Are these the ids as the shop writes them?")
+        forgotten = forget_items(writer, list(item_ids.values()) if item else None, before_ms)
+    out.print(f"columns forgotten: {describe_counts(Counter(chain.from_iterable(forgotten.values())))}")
+    if without := [name for name, item_id in item_ids.items() if item_id not in forgotten]:
+        out.print(f"warning: upsert has set no column of {', '.join(without)}. Are these the ids as the shop writes them?")
         raise typer.Exit(1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -16,15 +15,15 @@ from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Writer
 ALWAYS_MS = 1 << 62  # later than everything
 
 
-def forget_items(writer: Writer, item_ids: Sequence[int] | None = None, before_ms: int = ALWAYS_MS) -> Counter[str]:
-    """Forget the columns of items that were set before a moment. Return how many of them there were, by name.
+def forget_items(writer: Writer, item_ids: Sequence[int] | None = None, before_ms: int = ALWAYS_MS) -> dict[int, list[str]]:
+    """Forget the columns of items that were set before a moment. Return their names by item, without items that had none.
 
     item_ids: None for all items; before_ms: unix milliseconds; by default all columns are forgotten
     """
     if item_ids is None:
         with closing(Reader(writer.store.folder)) as reader, reader.snapshot() as snapshot:
             item_ids = [change.id for change in snapshot.read_changes(after=0) if change.type == ITEM_CHANGED]
-    forgotten = Counter[str]()
+    forgotten: dict[int, list[str]] = {}
     for start in range(0, len(item_ids), EVENTS_PER_WRITE):
         with writer.transaction() as txn:  # reads again, because an item may have been changed meanwhile
             names = {}
@@ -34,6 +33,6 @@ def forget_items(writer: Writer, item_ids: Sequence[int] | None = None, before_m
             names = {item_id: older for item_id, older in names.items() if older}
             if names:
                 writer.append_within(txn, make_forgets(names, writer.now_ms()))
-        forgotten.update(name for older in names.values() for name in older)
+        forgotten |= names
         time.sleep(BETWEEN_WRITES_S)
     return forgotten
