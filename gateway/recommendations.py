@@ -18,6 +18,7 @@ from gateway.metrics import Metrics
 from gateway.shop import Shop
 from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import FAILED, FALLBACK, Exposure, ExposureLog
+from serving.contract.errors import RecommenderError as ServingError
 from serving.live.experiment import SHADOW_ARM
 from trials.interleaving import CHALLENGER, CHAMPION
 from triton_recommender import (
@@ -153,7 +154,8 @@ class Answering:
                 reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, query, answer.item_ids, generations)
         except Exception as error:  # of any kind: there is an answer
             reason = "they took too long" if isinstance(error, TimeoutError) else error
-            log.warning("an answer has no reasons: %s", reason, exc_info=not isinstance(error, TimeoutError))
+            expected = isinstance(error, TimeoutError | RecommenderError | ServingError)
+            log.warning("an answer has no reasons: %s", reason, exc_info=not expected)
         return [item | {"reasons": why} for item, why in zip(items, reasons, strict=True)]
 
     async def _ask(

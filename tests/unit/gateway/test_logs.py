@@ -45,6 +45,15 @@ def test_a_fallback_is_logged_with_the_id_that_the_caller_got_and_without_the_us
     assert "4711" not in json.dumps(line)
 
 
+def test_an_answer_of_a_generation_that_is_not_served_any_more_has_no_reasons_and_no_traceback(gateway, lines):
+    door = gateway()
+    door.shop.server.served_generation = 99
+    answer = door.recommend(user="7", reasons="true")
+    assert [item["reasons"] for item in answer["items"]] == [None] * 3
+    (line,) = (line for line in lines() if line["message"].startswith("an answer has no reasons: generation is 99; expected 1"))
+    assert "exception" not in line
+
+
 def test_requests_are_logged_only_where_the_settings_say_so(gateway, lines):
     gateway().recommend(user="4711")
     assert lines() == []
