@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from server.condition import ask
+from serving.contract.tensors import PROBE_USER_ID
 from tests.unit.clients.grpc_double import GrpcDouble
 
 
 def test_the_question_is_of_no_user_of_the_shop():
-    user_ids: list[object] = []
-
-    def answer(query):
-        user_ids.append(query.user_id)
-        return [3]
-
-    double = GrpcDouble(answer)
+    double = GrpcDouble(lambda query: [3])
     try:
         ask(double.url)
     finally:
         double.stop()
-    assert user_ids == [None]
+    [call] = double.fake.calls
+    assert call.inputs["user_id"].tolist() == [[PROBE_USER_ID]]
