@@ -35,7 +35,7 @@ from trials.off_policy import (
 )
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
-Reward = Literal["clicks", "conversions", "values"]
+Reward = Literal["clicks", "conversions", "value"]
 LEAST_SUPPORT = 0.95
 LEAST_USERS = 100
 PRIOR_SHOWN = 100.0  # answers by which what an item earns is drawn to what its place does
@@ -148,7 +148,8 @@ def pair_answers(
     weights = compute_importance_weights(
         (known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0)
     )
-    item_rewards = np.asarray(getattr(feedback, reward), np.float64)
+    earned = {"clicks": feedback.clicks, "conversions": feedback.conversions, "value": feedback.values}
+    item_rewards = np.asarray(earned[reward], np.float64)
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     expected = expect_rewards(shown_ids, judged_ids, rewards, users)
     unknown = 1.0 - float(known[:, :places].mean())

@@ -270,7 +270,7 @@ def judge(repo: Path, *arguments: str) -> str:
 def test_the_command_judges_a_shadow_as_far_as_it_agrees(repo):
     with pytest.raises(TrialError, match="could have shown 33% of the judged items"):
         judge(repo, "--generation", "2")
-    told = json.loads(judge(repo, "--generation", "2", "--places", "1", "--reward", "values", "--json"))
+    told = json.loads(judge(repo, "--generation", "2", "--places", "1", "--reward", "value", "--json"))
     assert told["shown"]["value"] == 1.5
     kinds, estimators = ("standard", "independent", "cascade"), ("IPS", "SNIPS", "DR")
     assert set(told["estimates"]) == {f"{kind} {estimator}" for kind in kinds for estimator in estimators}
