@@ -136,9 +136,11 @@ class LiveUsers:
 def leave_out_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tuple[list[int], np.ndarray]:
     """Return the rows of a state, [M], whose records, [M], are to replace it: not those of which the generation knows more.
 
-    Who visits the shop now keeps the record, as in live/maintenance.py.
+    Who visits the shop now keeps the record, as in live/maintenance.py. So does a user whose record states no time of arrival:
+    Feast wrote it.
     """
-    is_over = records["received_ms"] < 1_000 * time.time() - VISIT_MS
+    arrived_ms = records["received_ms"]
+    is_over = (arrived_ms > 0) & (arrived_ms < 1_000 * time.time() - VISIT_MS)
     candidates = np.flatnonzero(is_over & (state.event_count[rows] > records["event_count"]))
     if not len(candidates):  # as most often
         return rows, records

@@ -373,6 +373,7 @@ def test_an_answer_uses_what_a_later_generation_learned_of_a_user(repository, tm
         for received_ms, history_ids, expected in (
             (now_ms - 86_400_000, [45], [45]),  # of which the generation does not know
             (now_ms, learned[-1:], learned[-1:]),  # the visit goes on
+            (0, learned[-1:], learned[-1:]),  # Feast wrote it, and need not say when an event arrived
             (now_ms - 86_400_000, learned[-1:], learned),
         ):
             known = read_known(observe, 1)
