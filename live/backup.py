@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 
 import lmdb
@@ -29,18 +29,20 @@ from live.erase import PROOFS, erase_user
 from live.exposures import FOLDER as EXPOSURES
 from live.exposures import digest_user, list_exposure_files
 from live.maintenance import lock
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.events import USER_CHANGED
 from serving.live.reader import Reader
 from serving.live.sequences import hash_machine
 from serving.live.store import (
     ARCHIVE,
     DATA_FILE,
+    ERASED,
     FORMER,
     LOCK_FILE,
     MACHINE,
     PROGRESS,
     Progress,
+    has_store,
     make_folder,
     open_store,
     refuse_foreign,
@@ -102,7 +104,7 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
     """Put a backup into the place of a live store. Raises ConfigError when that is not possible; the store stays as it was.
 
     shop: name of the data set that is served there, "" for any; replace: move a store that is there into a folder of its own
-    Users who were erased from the replaced store after the backup are erased from the restored one too.
+    Users who were erased from the replaced store are erased from the restored one too, and stay marked there.
     """
     if not (backup / DATA_FILE).is_file():
         raise ConfigError(f"{backup} holds no complete backup; expected {DATA_FILE} in it. Make one by python -m live backup.")
@@ -118,7 +120,7 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
         copy_file(backup / DATA_FILE, restored / DATA_FILE)
         refuse_other_shop(restored, shop)
         rename_machine(restored)
-        erased, progress = erase_again(restored, read_proofs(folder)), describe(restored).progress
+        erased, progress = carry_erasures(folder, restored), describe(restored).progress
         with hold_unused(folder):
             replaced = set_contents_aside(folder, list_replaced(folder, replace))
             for path in (*(path for path in list_contents(restored) if path.name != DATA_FILE), restored / DATA_FILE):
@@ -226,19 +228,48 @@ def rename_machine(folder: Path) -> None:
         txn.put(MACHINE, name.encode(), db=store.meta)
 
 
-def read_proofs(folder: Path) -> set[str]:
+def read_proofs(folder: Path) -> list[str]:
     """Return the proofs of the users who were erased from a store, as they were written."""
     path = folder / PROOFS
-    return set(path.read_text().splitlines()) if path.exists() else set()
+    return path.read_text().splitlines() if path.exists() else []
 
 
-def erase_again(folder: Path, proofs: set[str]) -> int:
-    """Erase the users of proofs from a restored store that still holds them. Return their number."""
-    digests = {json.loads(proof)["user_digest"] for proof in proofs - read_proofs(folder)}
-    user_ids = [user_id for user_id in list_user_ids(folder) if digest_user(user_id) in digests] if digests else []
+def read_erased_marks(folder: Path) -> list[bytes]:
+    """Return the keys of the marks of erased users in a store, [] where there is none. Raises ConfigError for a damaged one."""
+    if not has_store(folder):
+        return []
+    try:
+        with closing(open_store(folder)) as store, store.env.begin() as txn, txn.cursor(store.meta) as cursor:
+            keys = cursor.iternext(keys=True, values=False) if cursor.set_range(ERASED) else iter(())
+            return [bytes(key) for key in takewhile(lambda key: bytes(key).startswith(ERASED), keys)]
+    except (RecommenderError, lmdb.Error) as error:
+        raise ConfigError(
+            f"The marks of erased users in {folder / DATA_FILE} cannot be read: {error} Move this file away, and restore "
+            f"again. Then erase all users again whose erasure {folder / PROOFS} proves."
+        ) from error
+
+
+def carry_erasures(replaced: Path, restored: Path) -> int:
+    """Copy the marks and proofs of erased users into a restored store, and erase those whom it holds. Return their number.
+
+    Users whom it does not hold are marked too: a generation may know them.
+    """
+    known, marks = set(read_proofs(restored)), read_erased_marks(replaced)
+    proofs = [proof for proof in read_proofs(replaced) if proof not in known]
+    with closing(open_store(restored)) as store, store.env.begin(write=True) as txn:
+        for mark in marks:
+            txn.put(mark, b"1", db=store.meta)
+    if not proofs:
+        return 0
+    with open(os.open(restored / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        file.writelines(f"{proof}\n" for proof in proofs)
+        file.flush()
+        os.fsync(file.fileno())
+    digests = {json.loads(proof)["user_digest"] for proof in proofs}
+    user_ids = [user_id for user_id in list_user_ids(restored) if digest_user(user_id) in digests]
     if user_ids:
-        with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-            writer = Writer(folder, store.read_layout(), snapshot.read_event_names())
+        with closing(open_store(restored)) as store, closing(Reader(restored)) as reader, reader.snapshot() as snapshot:
+            writer = Writer(restored, store.read_layout(), snapshot.read_event_names())
         with closing(writer):
             for user_id in user_ids:
                 erase_user(writer, user_id)

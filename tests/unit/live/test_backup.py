@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import stat
 import threading
@@ -17,7 +18,7 @@ from live.__main__ import app
 from live.archive import compact, read_log
 from live.backup import back_up, restore
 from live.erase import erase_user, search_user
-from live.exposures import Exposure, ExposureLog
+from live.exposures import Exposure, ExposureLog, digest_user
 from live.replay import replay
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.tensors import NO_SEQUENCE, OBSERVE
@@ -188,8 +189,35 @@ def test_users_who_were_erased_after_the_backup_are_erased_from_the_restored_sto
     assert "erased again, because they were erased after the backup: 1 users" in shown
     assert not any(search_user(folder, 8).values())
     assert (search_user(folder, 7)["events"], search_user(folder, 9)["events"]) == (1, 1)
-    assert len((folder / "erasures.jsonl").read_text().splitlines()) == 2
+    digests = [json.loads(proof)["user_digest"] for proof in (folder / "erasures.jsonl").read_text().splitlines()]
+    assert digests == [digest_user(user) for user in (9, 8, 8)]  # the second time from the restored store
     assert replay(folder).is_equal
+
+
+def test_users_who_were_erased_stay_so_where_the_backup_does_not_hold_them(folder, tmp_path):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 1))
+        back_up(folder, tmp_path / "without")
+        writer.append(purchase(8, 1))
+        back_up(folder, tmp_path / "with")
+        erase_user(writer, 8)
+    assert restore(tmp_path / "without", folder, replace=True).erased == 0
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert snapshot.find_erased(np.array([7, 8])).tolist() == [False, True]
+    assert restore(tmp_path / "with", folder, replace=True).erased == 1
+    assert (search_user(folder, 7)["events"], any(search_user(folder, 8).values())) == (1, False)
+
+
+def test_a_damaged_store_is_replaced_once_its_data_file_is_moved_away(folder, tmp_path):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(8, 1))
+        back_up(folder, tmp_path / "backup")
+        erase_user(writer, 8)
+    (folder / DATA_FILE).write_bytes(bytes(8_192))
+    with pytest.raises(ConfigError, match=r"marks of erased users in .*/data.mdb cannot be read.*Move this file away"):
+        restore(tmp_path / "backup", folder, replace=True)
+    (folder / DATA_FILE).rename(tmp_path / DATA_FILE)
+    assert restore(tmp_path / "backup", folder, replace=True).erased == 1
 
 
 def test_a_backup_needs_an_empty_folder_and_a_restore_a_complete_backup(writer, folder, tmp_path):
