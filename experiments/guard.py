@@ -3,8 +3,8 @@
     python -m experiments.guard [--runs 200]
 
 In an A/A experiment both arms are the same generation, so whatever the guard decides is a false alarm: latency, failures,
-coverage, degraded answers, the split, fewer clicks, or a promotion. Users come again and stay in their arm; they differ in how
-often they click. Answers and clicks are drawn, and judged by the guard's own code at LOOKS moments.
+coverage, degraded answers, the split, fewer clicks or conversions, or a promotion. Users come again and stay in their arm; they
+differ in how often they click. Answers and clicks are drawn, and judged by the guard's own code at LOOKS moments.
 
 A challenger that breaks late gave as good answers as the champion before. Failures, slowness and degraded answers then begin at
 once; each is drawn by itself.
@@ -30,7 +30,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from live.archive import write_table
 from live.exposures import FLUSH_ROWS, FOLDER, SCHEMA
 from perf.command import run
-from serving.live.events import HEADER, EventBatch
+from serving.live.events import HEADER, EventBatch, Flags
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, Experiment
 from trials.guard import judge
 from trials.judged import JudgedAnswers
@@ -38,6 +38,7 @@ from trials.judged import JudgedAnswers
 ANSWERS, USERS, ITEMS, LISTED = 10_000, 1_000, 500, 20
 LOOKS = 30
 CLICKED, DEGRADED = 0.1, 0.01  # shares of answers
+CONVERTED = 0.2  # share of clicks that are positive
 SMALL_SHARE, RARELY_CLICKED = 0.1, (0.01, 0.02)  # of experiments in which the challenger has few clicks or none
 MANY = 2_000_000
 BREAKS_AT, BROKEN_FOR, LOOK = 20_000, 4_000, 50  # answers of both arms: before a challenger breaks, after it, between two looks
@@ -76,12 +77,13 @@ def list_values(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
 
 
 def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator, rate: float = CLICKED) -> EventBatch:
-    """Return clicks on first items. A user's chance is drawn from a beta distribution with the mean `rate`."""
+    """Return clicks on first items, some of them positive. A user's chance is drawn from a beta distribution of mean `rate`."""
     chances = rng.beta(1.0, 1 / rate - 1, users)
     clicked = np.flatnonzero(rng.random(len(answers)) < chances[answers["user_id"].to_numpy()])
     headers = np.zeros(len(clicked), HEADER)
     headers["item_id"] = answers["item_ids"].combine_chunks().values.to_numpy().reshape(-1, LISTED)[clicked, 0]
     headers["received_ms"], headers["weight"] = clicked, 1.0
+    headers["flags"] = np.where(rng.random(len(clicked)) < CONVERTED, Flags.POSITIVE, 0)
     blanks = [b""] * len(clicked)
     return EventBatch(headers, blanks, [f"{number:032x}".encode() for number in clicked], blanks)
 
@@ -212,7 +214,8 @@ def main(
 ) -> None:
     """Judge A/A experiments by all rules of the guard. Exit code 1 when a bound is missed. Some minutes."""
     machine, figures = read_machine(), measure(runs, MANY, np.random.default_rng(0))
-    conditions = f"{ANSWERS:,} answers to {USERS:,} users, {CLICKED:.0%} clicked, {LOOKS} looks, with promotion; no server"
+    clicks = f"{CLICKED:.0%} clicked and {CONVERTED:.0%} of these converted"
+    conditions = f"{ANSWERS:,} answers to {USERS:,} users, {clicks}, {LOOKS} looks, with promotion; no server"
     command = f"python -m experiments.guard --runs {runs}"
     finish("guard", "The guard of an experiment", command, conditions, figures, results, machine)
 

@@ -3,9 +3,9 @@
 A challenger that was good for a day may break in a minute, and the good answers before would hide that. So the same
 comparisons are made from several starts: the first answer, and every SPAN-th one of the challenger. Of these, the first and the
 latest two are looked at. The chance of a false alarm is spent over all starts: the intervals of rates hold at every look
-(sequential.py), and the later a start, the wider they are. If the challenger is harmless, each comparison of rates or latency
-ends at most ALPHA of the experiments by chance, as long as no users are left out (judged.py): that begins the comparisons
-anew. Failures and coverage have no intervals, and are harm only where they are gross.
+(sequential.py), and the later a start, the wider they are. If the challenger is harmless, all comparisons of rates together end
+at most ALPHA of the experiments by chance, and so does each one of latency, as long as no users are left out (judged.py): that
+begins the comparisons anew. Failures and coverage have no intervals, and are harm only where they are gross.
 """
 
 from __future__ import annotations
@@ -190,14 +190,17 @@ def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray
 
 
 def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
-    """Return by how much the challenger is significantly more degraded, less clicked or less converted, "" if it is none."""
+    """Return by how much the challenger is significantly more degraded, less clicked or less converted, "" if it is none.
+
+    alpha: the chance that any of them is found where there is none
+    """
+    metrics = () if mode == "shadow" else tuple(REACTIONS)
+    alpha /= 1 + len(metrics)
     arms = feedback.sum_arm("degraded", CHAMPION_ARM), feedback.sum_arm("degraded", tried)
     degraded = compare_arms(*arms, alpha, tightest_at=HARM_SOON)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
-    if mode == "shadow":
-        return ""
-    for metric in REACTIONS:
+    for metric in metrics:
         (compared,) = compare_reactions(mode, feedback, [len(feedback)], metric, alpha, HARM_SOON)
         if compared.is_worse_than(compute_harmful_loss(feedback, mode, metric)):
             return f"{describe_loss(compared, mode, metric)} (at least {-compared.high:.1%})"

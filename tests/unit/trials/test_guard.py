@@ -22,7 +22,7 @@ from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
 from trials.guard import Guard, judge
-from trials.harm import Span, find_loss, find_visible_harm
+from trials.harm import HARM_SOON, Span, find_loss, find_visible_harm
 from trials.progress import compare_reactions
 from trials.sequential import ALPHA
 
@@ -241,6 +241,21 @@ def test_few_more_lost_than_won_answers_are_borne_though_they_are_significant(lo
     loss = find_loss(feedback, "interleaved", "interleave", ALPHA)
     assert loss.startswith(said)
     assert bool(loss) == bool(said)
+
+
+@pytest.mark.parametrize("metric", ["ctr", "conversion"])
+def test_degraded_answers_clicks_and_conversions_share_the_chance_of_a_false_alarm(metric):
+    count = 2_000
+    rows = [
+        {"request_id": f"{arm}{n}", "arm": arm, "item_ids": [1]} for arm in ("champion", "challenger") for n in range(count)
+    ]
+    reacted = [(f"champion{n}", 1) for n in range(count // 2)] + [(f"challenger{n}", 1) for n in range(count // 4)]
+    clicked = [(f"challenger{n}", 1) for n in range(count // 4, count // 2)] if metric == "conversion" else []
+    log = [(*answer, metric == "conversion", 0.0, 1) for answer in reacted] + [(*answer, False, 0.0, 1) for answer in clicked]
+    feedback = join_feedback(exposures(*rows), events(*log))
+    (compared,) = compare_reactions("ab", feedback, [len(feedback)], metric, ALPHA, HARM_SOON)
+    loss = find_loss(feedback, "challenger", "ab", 3 * ALPHA)
+    assert loss.endswith(f"{'clicked' if metric == 'ctr' else 'converted'} (at least {-compared.high:.1%})")
 
 
 @pytest.mark.parametrize(
