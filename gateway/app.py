@@ -125,7 +125,7 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
         if refusal is None:
             answer, timings_ms = await answering.answer(question)
         elif question.fallback:
-            answer, timings_ms = answering.answer_with_popular(question, refusal.code)
+            answer, timings_ms = await answering.answer_with_popular(question, refusal.code)
         else:
             return refusal.make_response()
     except RecommenderError as error:

@@ -65,7 +65,8 @@ class Explainer:
         It explains the generation that the visitor demands, otherwise that of the visitor's list. Where a list has items of two
         generations, it explains one that shows the item, if there is one. item: its id as the shop writes it
         """
-        query, item_id = visitor.make_query(self._shop), self._shop.parse_item_id(item)
+        query, is_known = self._make_query(visitor)
+        item_id = self._shop.parse_item_id(item)
         with self._lock:
             champion = self._shop.published.generation  # not before: others may have had the lock for seconds
             enrolment = self._experiments.enrol(visitor.find_counted_id(self._shop), None, champion)
@@ -78,7 +79,7 @@ class Explainer:
                 if explanation["shown"]:
                     break
         user = None if visitor.user is None else self._shop.describe_user_id(visitor.user)
-        known = {"user": user, "known": self._knows(query), "item": self._shop.describe_item(item_id, item)}
+        known = {"user": user, "known": is_known, "item": self._shop.describe_item(item_id, item)}
         return known | explanation | {"generation": generation, "experiment": enrolment.describe_difference(generation)}
 
     def find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ class Explainer:
 
     def describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
         """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor)."""
-        query = visitor.make_query(self._shop)
+        query, is_known = self._make_query(visitor)
         with self._lock:
             pipeline = self._load_pipeline(self._shop.published.generation)
             inputs = build_inputs(pipeline, query)
@@ -112,7 +113,7 @@ class Explainer:
             for item_id, time in seen
             if item_id != PAD_ID
         ]
-        return {"known": self._knows(query), "events": int(state.event_count[0]), "history": history}
+        return {"known": is_known, "events": int(state.event_count[0]), "history": history}
 
     def close(self) -> None:
         for generation in list(self._loaded):
@@ -139,9 +140,12 @@ class Explainer:
             self._loaded[generation] = Loaded(Pipeline.load(self._shop.repo, generation, self._shop.reader), stamps)
         return self._loaded[generation].pipeline
 
-    def _knows(self, query: Query) -> bool | None:
+    def _make_query(self, visitor: Visitor) -> tuple[Query, bool | None]:
+        """Return the query of a visitor, and whether the visitor is known, None for one without an id."""
+        known = self._shop.find_known(visitor.list_ids(self._shop))
+        query = visitor.make_query(self._shop, known)
         visitor_id = find_visitor_id(query)
-        return None if visitor_id is None else self._shop.knows_user(visitor_id)
+        return query, None if visitor_id is None else visitor_id in known
 
     def _build_explanation(self, pipeline: Pipeline, trace: Arrays, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)

@@ -90,11 +90,11 @@ class Answering:
         Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
         if question.fallback and not self._limiter.admits(question.priority):  # first of all, because shedding must be cheap
-            answered = self.answer_with_popular(question, Overloaded.status)
+            answered = await self.answer_with_popular(question, Overloaded.status)
             self._metrics.shed.labels(question.priority).inc()
             return answered
-        shop, request_id, query = self._shop, uuid.uuid4().hex, self._make_query(question)
-        user_id, counted_id = find_visitor_id(query), question.find_counted_id(shop)
+        shop, request_id, (query, is_known) = self._shop, uuid.uuid4().hex, await self._make_query(question)
+        counted_id = question.find_counted_id(shop)
         shop.refresh()
         enrolment = self._experiments.enrol(counted_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
@@ -113,7 +113,7 @@ class Answering:
                 log.warning(
                     "answered with popular items: %s", error, exc_info=not _is_expected(error), extra={"fields": fields}
                 )
-            content = self._build_popular(question, query, user_id, request_id, enrolment)
+            content = self._build_popular(question, query, is_known, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         if answer.generation != enrolment.challenger:
@@ -131,16 +131,20 @@ class Answering:
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, counted_id, answer, degraded, enrolment, shown.teams, latency_ms)
-        return Answered(self._build_answer(request_id, user_id, answer.generation, degraded, items), timings_ms)
+        return Answered(self._build_answer(request_id, is_known, answer.generation, degraded, items), timings_ms)
 
-    def answer_with_popular(self, question: Question, reason: str) -> Answered:
+    async def answer_with_popular(self, question: Question, reason: str) -> Answered:
         """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
-        query = self._make_query(question)
+        query, is_known = await self._make_query(question)
         self._metrics.fallbacks.labels(reason).inc()
-        return Answered(self._build_popular(question, query, find_visitor_id(query), uuid.uuid4().hex, NO_EXPERIMENT), {})
+        return Answered(self._build_popular(question, query, is_known, uuid.uuid4().hex, NO_EXPERIMENT), {})
 
-    def _make_query(self, question: Question) -> Query:
-        return replace(question.make_query(self._shop), after=question.after)
+    async def _make_query(self, question: Question) -> tuple[Query, bool | None]:
+        """Return the query, and whether the visitor is known, None for one without an id. Raises InvalidRequest."""
+        known = await self._shop.find_known_async(question.list_ids(self._shop))
+        query = replace(question.make_query(self._shop, known), after=question.after)
+        visitor_id = find_visitor_id(query)
+        return query, None if visitor_id is None else visitor_id in known
 
     async def _add_reasons(
         self, items: list[dict[str, Any]], query: Query, shown: Shown, challenger: int | None, left_s: float
@@ -193,7 +197,7 @@ class Answering:
             self._metrics.limit.set(limiter.limit)
 
     def _build_popular(
-        self, question: Question, query: Query, user_id: int | None, request_id: str, enrolment: Enrolment
+        self, question: Question, query: Query, is_known: bool | None, request_id: str, enrolment: Enrolment
     ) -> dict[str, Any]:
         hidden = set(map(int, (*query.exclude, *(query.history or ()))))
         popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K)
@@ -202,7 +206,7 @@ class Answering:
             items = [item | {"reasons": None} for item in items]
         answer = Recommendations(tuple(popular), (), Degraded.NONE, self._shop.published.generation, (1.0,) * len(popular))
         self._log(request_id, question.find_counted_id(self._shop), answer, [FALLBACK], enrolment)
-        return self._build_answer(request_id, user_id, answer.generation, [FALLBACK], items)
+        return self._build_answer(request_id, is_known, answer.generation, [FALLBACK], items)
 
     def _log(
         self,
@@ -227,10 +231,9 @@ class Answering:
         self._exposures.add(Exposure(*shown, *part, propensities, sources))
 
     def _build_answer(
-        self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list
+        self, request_id: str, is_known: bool | None, generation: int, degraded: list[str], items: list
     ) -> dict[str, Any]:
-        known = None if user_id is None else self._shop.knows_user(user_id)
-        return {"request_id": request_id, "generation": generation, "known": known, "degraded": degraded, "items": items}
+        return {"request_id": request_id, "generation": generation, "known": is_known, "degraded": degraded, "items": items}
 
 
 def list_degraded(degraded: Degraded) -> list[str]:

@@ -36,6 +36,7 @@ class Shop:
         self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = open_reader(repo, pinned.info)
+        self._asks_redis = bool(pinned.info.live_redis)
         self._use(pinned)
         self.live_items = LiveItems(self.reader)
 
@@ -80,20 +81,26 @@ class Shop:
         """Return the id on the wire for an item id as the shop writes it. Raises InvalidRequest."""
         return _require_number("item", self.published.catalogue.item_id(item))
 
-    def knows_user(self, user_id: int) -> bool:
-        """Return whether a user has events: in the exported log, or since, on any machine that shares its users.
+    def find_known(self, user_ids: Sequence[int]) -> set[int]:
+        """Return which ids of one visitor have events: in the exported log, or since, on any machine that shares its users.
 
-        Redis is waited for as long as an answer waits for it (redis_state.py).
+        Where the exported log has one of them, the others are not looked up. Redis is waited for as long as an answer waits for
+        it (redis_state.py).
         """
-        if self.published.knows_user(user_id):
-            return True
-        if not self.reader.exists():
-            return False
+        known = set(filter(self.published.knows_user, user_ids))
+        if known or not user_ids or not self.reader.exists():
+            return known
         try:
             with self.reader.users.snapshot() as snapshot:
-                return bool(snapshot.read_users(np.array([user_id], np.int64))[0])
+                return {user_ids[row] for row in snapshot.read_users(np.array(user_ids, np.int64))[0]}
         except RecommenderError:
-            return False
+            return set()
+
+    async def find_known_async(self, user_ids: Sequence[int]) -> set[int]:
+        """Do the same as `find_known`; other requests go on meanwhile where Redis must be asked."""
+        if not self._asks_redis or not user_ids or any(map(self.published.knows_user, user_ids)):
+            return self.find_known(user_ids)
+        return await asyncio.to_thread(self.find_known, user_ids)
 
     def find_unknown_items(self, item_ids: set[int]) -> set[int]:
         """Return the items that are not in the exported catalogue, and were not added since."""

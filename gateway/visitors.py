@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gateway.shop import Shop
@@ -25,9 +25,15 @@ class Visitor:
     context: Mapping[str, str] = field(default_factory=dict)
     generation: int | None = None  # the generation that must answer, for testers; None: the experiment decides
 
-    def make_query(self, shop: Shop) -> Query:
+    def list_ids(self, shop: Shop) -> list[int]:
+        """Return the ids on the wire of user and session, as far as they are stated. Raises InvalidRequest."""
+        user_ids = [] if self.user is None else [shop.parse_user_id(self.user)]
+        return user_ids if self.session is None else [*user_ids, session_id(self.session)]
+
+    def make_query(self, shop: Shop, known: Collection[int]) -> Query:
         """Return the query with ids on the wire. Of user and session, it has the session where the user is unknown.
 
+        known: those of `list_ids` that have events
         Raises InvalidRequest.
         """
         session = self.session
@@ -35,7 +41,7 @@ class Visitor:
         exclude = [shop.parse_item_id(item) for item in self.exclude]
         history = None if self.history is None else [shop.parse_item_id(item) for item in self.history]
         if session is not None and user_id is not None:
-            user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
+            user_id, session = (user_id, None) if user_id in known else (None, session)
         return Query(user_id, history, exclude, self.context, session=session)
 
     def find_counted_id(self, shop: Shop) -> int | None:
