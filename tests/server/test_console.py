@@ -251,7 +251,7 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     assert "champion 200 20 (10.00 %) 20 (10.00 %)" in page.text("arms")
     assert page.text("split") == "200 users met the champion and 200 the challenger, which a share of 0.5 explains."
     assert page.browser.find_elements(By.CSS_SELECTOR, "#interval svg polygon")
-    assert ": now 29.19 to 70.81 percentage points" in page.text("interval")
+    assert ": now 25.24 to 74.76 percentage points" in page.text("interval")
 
     champion, challenger = page.items("champion"), page.items("challenger")
     assert str(first) in set(champion) - set(challenger)
