@@ -33,7 +33,7 @@ LIST_LENGTH = 20
 
 
 class Upserted(NamedTuple):
-    """What `upsert` has set. kind: item or user"""
+    """Columns that `upsert` has set. kind: item or user"""
 
     kind: str
     id: int

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serving.contract.durable import make_durable
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
 from serving.live.reader import Reader, Snapshot
 from serving.live.store import ARCHIVE
@@ -141,11 +142,7 @@ def write_table(path: Path, table: pa.Table) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # makes the file's name durable too
-    finally:
-        os.close(descriptor)
+    make_durable(path.parent)
 
 
 def to_table(sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> pa.Table:

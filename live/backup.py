@@ -29,6 +29,7 @@ from live.erase import PROOFS, erase_user
 from live.exposures import FOLDER as EXPOSURES
 from live.exposures import digest_user, list_exposure_files
 from live.maintenance import lock
+from serving.contract.durable import make_durable
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.events import USER_CHANGED
 from serving.live.reader import Reader
@@ -59,7 +60,7 @@ REPLACED = "replaced"  # the folder of a store that a restored one replaces, wit
 
 @dataclass(frozen=True)
 class Backup:
-    """What a backup holds. segments: of the archive"""
+    """The contents of a backup. segments: of the archive"""
 
     progress: Progress
     segments: int
@@ -68,7 +69,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class Restored:
-    """What was restored. erased: users who were erased again; replaced: where the store that was there is kept, or None"""
+    """The result of a restore. erased: users who were erased again; replaced: folder of the store that was there, or None"""
 
     progress: Progress
     erased: int
@@ -326,12 +327,3 @@ def remove_contents(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def make_durable(path: Path) -> None:
-    """Write a file's contents, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from live.archive import write_table
 from live.exposures import FOLDER, MERGES_FILE, list_all_files, list_exposure_files, parse_written_ms, read_file
+from serving.contract.durable import make_durable
 
 HOUR_MS = 3_600_000
 MERGED_BYTES = 8 << 20  # together, before they are merged; some 50 MB in memory
@@ -49,7 +50,7 @@ def remove_merged(folder: Path) -> None:
     merged = {path.name for path in list_all_files(folder)} - {path.name for path in list_exposure_files(folder)}
     for name in merged:
         (folder / name).unlink(missing_ok=True)
-    sync_folder(folder)
+    make_durable(folder)
     (folder / MERGES_FILE).unlink(missing_ok=True)
 
 
@@ -96,13 +97,4 @@ def record_merges(folder: Path, merges: Mapping[str, Sequence[str]]) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(folder / MERGES_FILE)
-    sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed and removed in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_durable(folder)

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from repository.durable import make_durable
 from repository.finding import Finding, make_finding
 from repository.generations import list_published_generations
 from repository.rules import compile_rules, find_misfits, insert_rows
 from serving.contract.artifacts import find_stage_folder, open_array, read_json, read_stage
+from serving.contract.durable import make_durable
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import hold_lock

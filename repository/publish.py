@@ -39,7 +39,6 @@ from repository.config import (
     make_stage_config,
     read_layout,
 )
-from repository.durable import make_file_system_durable
 from repository.generations import list_published_generations, write_pins
 from repository.lock import publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
@@ -47,6 +46,7 @@ from repository.models import read_config, refuse_unservable_path, write_config
 from repository.registry import find_holders, read_acts, record_late
 from repository.same_file_system import can_rename, refuse_other_file_system
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
+from serving.contract.durable import make_file_system_durable
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import (

@@ -22,8 +22,8 @@ from export.nvidia.write import Writer
 from export.profiles import find_profile_name
 from export.settings import Settings
 from repository.config import CONFIG_FILE
-from repository.durable import make_file_system_durable
 from repository.recorded import RECORDED_FILE, read_recorded
+from serving.contract.durable import make_file_system_durable
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS

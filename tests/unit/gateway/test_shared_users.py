@@ -1,4 +1,4 @@
-"""Where machines share their users by Redis, the gateway knows those whose events another machine took."""
+"""The gateway knows users whose events another machine took, where machines share users by Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `upsert` set of items has an age, and can be forgotten, so that the data set's values count again."""
+"""Columns that `upsert` set of items have an age, and can be forgotten, so that the data set's values count again."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,6 +24,7 @@ from serving.live.store import find_live_folder
 from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.conftest import Clock
+from tests.unit.live.learned import Generation
 from tests.unit.live.twin import StateTwin, differences
 
 DAY_MS = 86_400_000
@@ -96,20 +96,6 @@ def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(w
     writer.append(purchase(1, item=5))
     assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
     assert replay(folder).is_equal
-
-
-@dataclass
-class Generation:
-    """A generation that learned a history of every user: (item, second), the newest first."""
-
-    history: list[tuple[int, int]]
-
-    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        records = layout.make_empty_users(len(user_ids))
-        for place, (item, second) in enumerate(self.history):
-            records["history_ids"][:, place], records["history_s"][:, place] = item, second
-        records["event_count"], records["last_ms"] = len(self.history), 1_000 * self.history[0][1]
-        return records
 
 
 BOUGHT_S = START_MS // 1_000  # when a user bought item 7, a second after item 5

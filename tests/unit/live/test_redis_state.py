@@ -37,6 +37,7 @@ from serving.stages.live.models import Observe, Upsert
 from tests.interrupting import called_on_return
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
+from tests.unit.live.learned import Generation
 from tests.unit.live.test_consumer import Message, consumer_of
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
@@ -293,20 +294,6 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         degraded = answer(Pipeline.load(repository, live=reader), [7, 8])
         assert degraded["degraded"].tolist() == [[int(Degraded.LIVE)]] * 2
         assert (degraded["item_ids"][:, 0] >= 0).all()
-
-
-@dataclass
-class Generation:
-    """A generation that learned a history of every user: (item, second), the newest first."""
-
-    history: list[tuple[int, int]]
-
-    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        records = layout.make_empty_users(len(user_ids))
-        for place, (item, second) in enumerate(self.history):
-            records["history_ids"][:, place], records["history_s"][:, place] = item, second
-        records["event_count"], records["last_ms"] = len(self.history), 1_000 * self.history[0][1]
-        return records
 
 
 def test_a_new_event_is_added_to_what_a_later_generation_learned(tmp_path, state, redis):

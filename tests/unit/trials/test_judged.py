@@ -1,4 +1,4 @@
-"""What a guard judges: answers and events, each read once; whole users are left out where they are too many."""
+"""A guard reads answers and events once each, and leaves out whole users where they are too many."""
 
 from __future__ import annotations
 
