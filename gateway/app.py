@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from gateway.events import MOST_EVENTS, Recorder
 from gateway.experiments import Experiments
 from gateway.explain import Explainer
 from gateway.guard import RECOMMENDATIONS, REFUSAL, REQUEST_ID, Guard, Refused
+from gateway.joined_calls import JoinedCalls
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.progress import LogReports, watch_calibration
@@ -80,7 +82,9 @@ def create_app(
     experiments, readiness = Experiments(store), Readiness(recommender)
     explainer = Explainer(shop, Experiments(store))
     finder = SimilarItems(shop)
-    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender, explainer)
+    most_calls = sys.maxsize if traced else settings.calls_in_flight  # a call of several requests could be in one trace only
+    champions, challengers = (JoinedCalls(client, most_calls, metrics) for client in (recommender, challenger or recommender))
+    answering = Answering(shop, champions, metrics, limiter, exposures, experiments, challengers, explainer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -36,6 +36,7 @@ class Metrics:
         )
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=registry)
         self.limit = Gauge("gateway_recommendations_limit", "Adaptive limit of recommendations in flight", registry=registry)
+        self.calls = Counter("gateway_calls", "Calls for recommendations, each with one or more of them", registry=registry)
         self.shed = Counter("gateway_shed", "Recommendations shed because of the limit", ["priority"], registry=registry)
         self._calibration = {
             field: Gauge(f"gateway_calibration_{name}", text, ["generation"], registry=registry)

@@ -13,6 +13,7 @@ from opentelemetry import trace
 
 from gateway.experiments import NO_EXPERIMENT, Enrolment, Experiments, Shown
 from gateway.explain import Explainer
+from gateway.joined_calls import JoinedCalls
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
@@ -22,7 +23,6 @@ from serving.contract.errors import RecommenderError as ServingError
 from serving.live.experiment import SHADOW_ARM
 from trials.interleaving import CHALLENGER, CHAMPION
 from triton_recommender import (
-    AsyncRecommender,
     DeadlineExceeded,
     Degraded,
     InvalidRequest,
@@ -71,16 +71,15 @@ class Answering:
     def __init__(
         self,
         shop: Shop,
-        recommender: AsyncRecommender,
+        champion: JoinedCalls,
         metrics: Metrics,
         limiter: Limiter,
         exposures: ExposureLog,
         experiments: Experiments,
-        challenger: AsyncRecommender,
+        challenger: JoinedCalls,
         explainer: Explainer,
     ) -> None:
-        """recommender: the client of the champion; challenger: the client of challengers"""
-        self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
+        self._shop, self._champion, self._metrics, self._limiter = shop, champion, metrics, limiter
         self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
         self._explainer = explainer
 
@@ -169,10 +168,10 @@ class Answering:
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
 
         async def ask_champion() -> Recommendations:
-            return (await self._recommender.recommend_many([query], **settings))[0]
+            return await self._champion.ask(query, **settings)
 
         async def ask_challenger(generation: int) -> Recommendations:
-            return (await self._challenger.recommend_many([query], generation=generation, **settings))[0]
+            return await self._challenger.ask(query, generation=generation, **settings)
 
         def log_shadow(answer: Recommendations | None, seconds: float) -> None:
             shadow_answer = Recommendations((), ()) if answer is None else answer

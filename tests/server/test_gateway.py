@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -18,6 +20,8 @@ import tritonclient.grpc as grpc
 
 from export.relayout import relayout
 from gateway import schema
+from gateway.app import create_app
+from gateway.settings import GatewaySettings
 from live.exposures import SOURCE_NAMES, read_exposures
 from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
@@ -33,6 +37,7 @@ from tests.server.otlp import Collector, collecting
 from tests.server.requests import tensor
 from tests.server.test_publication import with_rules
 from tests.waiting import until
+from triton_recommender import AsyncRecommender
 
 STAGE_NAMES = {"preprocess", "retrieve", "rank", "rerank"}
 SPANS_S = 120.0  # tritonserver sends its spans every 5 s
@@ -169,6 +174,25 @@ def test_unknown_propensities_are_numbers_that_json_knows(served):
     outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
     revert_rules(served.server.repo)
     assert outputs["propensities"] == [0] * len(outputs["item_ids"])
+
+
+def test_answers_of_questions_that_share_a_call_are_those_of_calls_of_their_own(served):
+    async def ask_together(calls_in_flight: int) -> tuple[list[dict], int]:
+        settings = GatewaySettings(deadline_ms=5_000, calls_in_flight=calls_in_flight)
+        app = create_app(served.server.repo, AsyncRecommender(f"localhost:{served.server.ports.grpc}"), settings)
+        transport, urgent = httpx.ASGITransport(app), {"x-priority": "high"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=urgent) as http:
+            asked = [http.get("/v1/recommendations", params={"user": user}) for user in range(20)]
+            answers = [response.json() for response in await asyncio.gather(*asked)]
+            calls = re.search(r"^gateway_calls_total (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)
+        assert calls is not None
+        return [{**answer, "request_id": ""} for answer in answers], int(float(calls[1]))
+
+    alone, calls_alone = asyncio.run(ask_together(20))
+    joined, calls_joined = asyncio.run(ask_together(1))
+    assert joined == alone
+    assert all(answer["degraded"] == [] for answer in alone)
+    assert (calls_alone, calls_joined) == (20, 2)
 
 
 def test_an_event_that_the_server_refuses_has_its_own_error(served):
