@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -95,10 +96,17 @@ def decode(
             propensities = _decode_propensities(outputs["propensities"][row], len(query.exclude) <= exclusions, places)
         sources: tuple[Sources, ...] = ()
         if "sources" in outputs:
-            sources = tuple(Sources(int(outputs["sources"][row, place])) for place in places)
+            bits = outputs["sources"][row].tolist()
+            sources = tuple(_read_sources(bits[place]) for place in places)
         lineage = (Degraded(degraded[row][0]), generations[row][0])
         answers.append(Recommendations(shown_ids, shown_scores, *lineage, propensities, sources))
     return answers
+
+
+@cache
+def _read_sources(bits: int) -> Sources:
+    """Return the sources that bits name. Making a flag costs much, and few combinations occur."""
+    return Sources(bits)
 
 
 def _decode_propensities(propensities: np.ndarray, all_excluded: bool, places: list[int]) -> tuple[float | None, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import InvalidRequest, StageDied
@@ -15,13 +16,14 @@ def ask_together(door: Gateway, paths: Sequence[str]) -> list[dict]:
     """Ask for all paths at once. The server answers the first call when all have asked, and the others at once."""
 
     async def ask_all() -> list[dict]:
-        release, infer = asyncio.Event(), door.shop.server.infer
+        server: Any = door.shop.server
+        release, infer = asyncio.Event(), server.infer
 
         async def infer_later(call):
             await release.wait()
             return await infer(call)
 
-        door.shop.server.infer = infer_later
+        server.infer = infer_later
         asked = [asyncio.create_task(door.ask_async("GET", path)) for path in paths]
         await asyncio.sleep(0.5)
         release.set()
@@ -83,13 +85,14 @@ def test_a_question_whose_time_is_over_is_not_asked(gateway):
     door = gateway(calls_in_flight=1)
 
     async def ask_two() -> tuple[dict, dict]:
-        release, infer = asyncio.Event(), door.shop.server.infer
+        server: Any = door.shop.server
+        release, infer = asyncio.Event(), server.infer
 
         async def infer_later(call):
             await release.wait()
             return await infer(call)
 
-        door.shop.server.infer = infer_later
+        server.infer = infer_later
         first = asyncio.create_task(door.ask_async("GET", PATH.format(7)))
         await asyncio.sleep(0.2)
         second = await door.ask_async("GET", PATH.format(8), headers={"x-deadline-ms": "50"})
