@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -51,21 +52,43 @@ def files_of(package: str) -> list[Path]:
     return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+class Source(NamedTuple):
+    """What the tests need to know of a file, without its syntax tree, which would slow each garbage collection that follows.
+
+    imports: modules that it imports, wherever in it; `from a import b` counts as `a`
+    run: the same where they are not for annotations only, with `a.b` beside each `a`
+    compared: its comparisons with constants, each as (constants, code)
+    """
+
+    imports: set[str]
+    run: list[tuple[str, set[str]]]
+    compared: list[tuple[set, str]]
 
 
 @cache
-def imported(path: Path) -> set[str]:
-    """Return the modules that a file imports, wherever in it; `from a import b` counts as `a`."""
-    names: set[str] = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+def read_source(path: Path) -> Source:
+    source = Source(set(), [], [])
+
+    def visit(node: ast.AST, runs: bool) -> None:
+        found: list[tuple[str, set[str]]] = []
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            runs = False
+        elif isinstance(node, ast.Import):
+            found = [(alias.name, set()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names.add(node.module)
-    return names
+            found = [(node.module, {f"{node.module}.{alias.name}" for alias in node.names})]
+        elif isinstance(node, ast.Compare):
+            constants = {part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)}
+            if constants:
+                source.compared.append((constants, ast.unparse(node)))
+        source.imports.update(name for name, _ in found)
+        if runs:
+            source.run.extend(found)
+        for child in ast.iter_child_nodes(node):
+            visit(child, runs)
+
+    visit(ast.parse(path.read_text()), True)
+    return source
 
 
 def package_of(module: str) -> str:
@@ -77,27 +100,14 @@ def package_of(module: str) -> str:
 def test_imports_run_one_way(package):
     allowed = MAY_IMPORT[package] | {package}
     for path in files_of(package):
-        packages = {package_of(name) for name in imported(path)}
+        packages = {package_of(name) for name in read_source(path).imports}
         assert {name for name in packages if name.split(".")[0] in PACKAGES} <= allowed, path
 
 
 def imported_modules(path: Path, modules: set[str]) -> set[str]:
     """Return those of `modules` that a file imports when it runs: wherever in it, but not for annotations only."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found.update(names & modules or {node.module})
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(tree_of(path))
-    return found & modules
+    found = (names & modules or {name} for name, names in read_source(path).run)
+    return set[str]().union(*found) & modules
 
 
 @pytest.fixture(scope="module")
@@ -125,21 +135,20 @@ def test_only_the_table_of_profiles_names_their_plug_ins():
     """What else exports or checks asks `load_profile`; only a profile's own code knows which one it is."""
     plugins = {"export.cpu", "export.nvidia.profile"}
     others = [path for package in MAY_IMPORT for path in files_of(package) if path.is_file()]
-    assert [path for path in others if imported(path) & plugins] == []
+    assert [path for path in others if read_source(path).imports & plugins] == []
 
 
 def test_nothing_branches_on_the_name_of_a_profile():
     """Code outside the profiles asks the object that `load_profile` returns, instead of comparing names of profiles."""
     names = {"cpu", "merlin"}
     for path in (path for package in MAY_IMPORT for path in files_of(package) if path.is_file()):
-        for node in ast.walk(tree_of(path)):
-            compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-            assert not names & {part.value for part in compared if isinstance(part, ast.Constant)}, (path, ast.unparse(node))
+        for constants, code in read_source(path).compared:
+            assert not names & constants, (path, code)
 
 
 def test_what_serves_imports_no_training_library():
     for path in files_of("serving"):
-        assert not {name.split(".")[0] for name in imported(path)} & OFFLINE_LIBRARIES, path
+        assert not {name.split(".")[0] for name in read_source(path).imports} & OFFLINE_LIBRARIES, path
 
 
 def libraries_loaded_by(module: str) -> set[str]:

@@ -3,7 +3,6 @@
 import ast
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,14 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
 
 
-@cache
-def parse_tests() -> dict[str, ast.Module]:
-    """Return the syntax tree of each file below tests/, by its path there."""
-    return {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+@pytest.fixture(scope="module")
+def findings() -> list[tuple[str, list[str], list[str]]]:
+    """Return the path of each file below tests/, with its private names and its replaced functions.
+
+    No syntax tree is kept: its objects would slow each garbage collection of the tests that follow.
+    """
+    trees = ((str(path.relative_to(TESTS)), ast.parse(path.read_text())) for path in TESTS.rglob("*.py"))
+    return [(path, list(find_private(tree)), list(find_replaced(tree))) for path, tree in trees]
 
 
 def find_private(tree: ast.Module) -> Iterator[str]:
@@ -103,9 +106,8 @@ def test_private_names_are_found(code, found):
     assert bool(list(find_private(ast.parse(code)))) == found
 
 
-def test_no_test_uses_a_private_name():
-    found = {path: list(find_private(tree)) for path, tree in parse_tests().items()}
-    assert {path: uses for path, uses in found.items() if uses} == {}
+def test_no_test_uses_a_private_name(findings):
+    assert [(path, uses) for path, uses, _ in findings if uses] == []
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,5 @@ def test_replaced_functions_are_found(code, found):
     assert bool(list(find_replaced(ast.parse(code)))) == found
 
 
-def test_no_test_replaces_a_function_of_ours():
-    found = {path: list(find_replaced(tree)) for path, tree in parse_tests().items()}
-    assert {path: replaced for path, replaced in found.items() if replaced} == {}
+def test_no_test_replaces_a_function_of_ours(findings):
+    assert [(path, replaced) for path, _, replaced in findings if replaced] == []
