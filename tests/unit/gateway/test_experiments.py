@@ -101,7 +101,7 @@ def test_an_explanation_is_of_the_generation_that_the_user_is_shown(compared):
     def find_shared(user: str) -> int:
         """Return an item that both generations show."""
         shown = (all(explain(tried, item, user=user, generation=each)["shown"] for each in (1, 2)) for item in range(1, 31))
-        return 1 + list(shown).index(True)
+        return next(item for item, is_shared in enumerate(shown, 1) if is_shared)
 
     unaware = [user for user in USERS if explain(tried, blocked, user=user)["shown"]]  # the others have seen it already
     forced = "This explains generation {}. In the experiment {!r} this user is shown items of generation {}."
