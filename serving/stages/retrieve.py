@@ -127,15 +127,18 @@ class RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
         return replace(self, live=LiveSeen.load(reader.users), live_items=live_items)
 
-    def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
-        """Return the outputs of `retrieve`. history: int64 [B, H] positions; vectors: float32 [B, D] of users."""
+    def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray, is_current: bool = True) -> Arrays:
+        """Return the outputs of `retrieve`.
+
+        history: int64 [B, H] positions; vectors: float32 [B, D] of users; is_current: whether `live_items` could be refreshed
+        """
         if vectors.shape[1] != (width := self.search.item_vectors.shape[1]):
             raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
         broken = np.empty(len(vectors), np.bool_)
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
             vectors = np.where(broken[:, None], self._make_unknown_user_vector(vectors.shape[1]), vectors)
-        since, is_current = SeenSince.nothing(len(vectors)), self.live_items is None or self.live_items.refresh()
+        since = SeenSince.nothing(len(vectors))
         if self.live and self.filter_seen and is_current:
             since, is_current = self.live.read(inputs["user_id"][:, 0])
         blocked = self.collect_blocked(inputs, history, since)
@@ -242,8 +245,10 @@ class Retrieve:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `retrieve` (serving/contract/tensors.py)."""
+        live_items = self.outputs.live_items
+        is_current = live_items is None or live_items.refresh()  # before the positions of the history, which may name new items
         history = self.items.find_positions(inputs["history_ids"])
-        return self.outputs.find_candidates(inputs, history, self.compute_user_vectors(inputs, history))
+        return self.outputs.find_candidates(inputs, history, self.compute_user_vectors(inputs, history), is_current)
 
     def list_measurements(self) -> Iterator[Measurement]:
         """Yield how many rows are left for new items, where they are served."""
