@@ -94,7 +94,9 @@ class LiveItems(Generic[StageArrays]):
                     read_to = progress.last_sequence if headers is None else self.read_sequence + len(headers)
                     n_unread = progress.last_sequence - read_to
                     found = self.pairs.find(snapshot, progress, headers, n_unread) if self.pairs else NO_PAIRS
-                    sold.append(self.sales.read(snapshot, progress, headers, [change.id for change in changes]))
+                    sold.append(
+                        self.sales.read(snapshot, progress, headers, [change.id for change in changes], self.read_sequence)
+                    )
                     if self.trends:
                         self.trends.follow(snapshot, progress, headers, self.read_sequence)
                     self.sales.follows = progress.latest_ms // 1_000 > self.sales.as_of_s

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.artifacts import open_checked_array
-from serving.live.events import OBSERVED
+from serving.live.events import OBSERVED, Flags
 from serving.live.layout import HORIZONS_DAYS, Layout
 from serving.live.reader import Snapshot
 from serving.live.store import Progress
@@ -50,7 +50,7 @@ class LiveSales:
     """The live positive events of each item, by item position; the last row is padding.
 
     items: the catalogue; as_of_s: the generation's clock
-    learned: LEARNED_SALE [L] of the generation; None: those up to its clock, which the first read finds
+    learned: LEARNED_SALE [L] of the generation; None: those up to its clock, which `read` finds
     counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], the counts decayed as of last_s
     first_s, last_s: int64 [n_items + 1], first and latest event; clock_s: now. All times are feature time (timeline.py)
     follows: whether an event of any kind came in a second after the generation's clock; set by `LiveItems`
@@ -65,6 +65,7 @@ class LiveSales:
     last_s: np.ndarray = field(init=False)
     clock_s: int = field(init=False)
     follows: bool = field(default=False, init=False)
+    _found_until: int | None = field(default=None, init=False)  # sequence up to which `read` has found `learned`
 
     def __post_init__(self) -> None:
         n_rows = self.items.n_items + 1
@@ -81,18 +82,21 @@ class LiveSales:
         return np.maximum(self.clock_s - moments_s, 0) / SECONDS_PER_DAY
 
     def read(
-        self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, changed_ids: list[int]
+        self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, changed_ids: list[int], after: int
     ) -> np.ndarray | None:
         """Read the sales since the last call. Return the positions of the changed items, int64 [N]; None for all items.
 
-        headers: HEADER [N] of the events since the last call; None to read all items
+        headers: HEADER [N] of the events since the last call, after a sequence; None to read all items
         changed_ids: new items, which may have got a position after their sales were read
         """
         timeline = snapshot.read_timeline(progress, self.as_of_s)
         elapsed_s = max(timeline.skip_pauses(progress.watermark_ms // 1_000) - self.as_of_s, 0)
         clock_s = self.as_of_s + elapsed_s // STEP_S * STEP_S
-        if self.learned is None:
-            self.learned = find_sales_until(self.as_of_s, snapshot)
+        if self.learned is None or (headers is None and self._found_until is not None):
+            self.learned, self._found_until = find_sales_until(self.as_of_s, snapshot), progress.last_sequence
+        elif self._found_until is not None and headers is not None:
+            self.learned = add_sales_until(self.as_of_s, self.learned, headers[max(self._found_until - after, 0) :])
+            self._found_until = max(self._found_until, after + len(headers))
         if headers is None:
             ids, records = snapshot.read_all_items()
         else:
@@ -139,6 +143,24 @@ class LiveSales:
         left = np.where(applies[:, None], learned["decayed"] * np.exp(-age_s / HORIZONS_S), 0.0)
         remaining = np.maximum(counts - np.where(applies, learned["positive_count"], 0), 0)
         return remaining, np.where(remaining[:, None] > 0, np.maximum(decayed - left, 0.0), 0.0)
+
+
+def add_sales_until(as_of_s: int, learned: np.ndarray, headers: np.ndarray) -> np.ndarray:
+    """Return LEARNED_SALE [L] with the sales up to a moment that arrived later. headers: HEADER [N] of new events"""
+    is_late = (headers["type"] == OBSERVED) & (headers["time_ms"] // 1_000 <= as_of_s)
+    late = headers[is_late & ((headers["flags"] & Flags.POSITIVE) != 0)]
+    if not len(late):
+        return learned
+    ids = np.union1d(learned["item_id"], late["item_id"])
+    records, sales = Layout().make_empty_items(len(ids)), np.zeros(len(ids), LEARNED_SALE)
+    known = np.searchsorted(ids, learned["item_id"])
+    for name in LEARNED_FIELDS:
+        records[name][known] = learned[name]
+    apply_to_items(records, np.searchsorted(ids, late["item_id"]), late)
+    for name in LEARNED_FIELDS:
+        sales[name] = records[name]
+    sales["item_id"] = ids
+    return sales
 
 
 def find_sales_until(as_of_s: int, snapshot: Snapshot) -> np.ndarray:

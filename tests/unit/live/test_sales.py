@@ -188,3 +188,19 @@ def test_what_sells_now_comes_up_for_a_visitor_nobody_knows(repository, pipeline
         scores = trace["rank_scores"][trace["candidate_ids"] != PAD_ID]
         places.append((scores > trace["rank_scores"][trace["candidate_ids"] == item]).sum())
     assert places[1] < places[0]
+
+
+def test_late_sales_up_to_the_clock_of_a_generation_that_names_none_do_not_count_either(tmp_path):
+    """As when Kafka lags: the shop's log, from which the generation learned, holds them already."""
+    log = log_of(2_400)
+    known, expected = statistics_of(*(column[:2_000] for column in log)), statistics_of(*(column[:2_200] for column in log))
+    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
+    write(reader.folder, *(column[1_600:2_200:2] for column in log))
+    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
+    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(log[2][1_999])))
+    live.catch_up()
+    for start in range(1_601, 2_200, 100):
+        write(reader.folder, *(column[start : start + 100 : 2] for column in log))
+        live.catch_up()
+    np.testing.assert_allclose(known.popularity, expected.popularity, atol=2e-6)
+    reader.close()
