@@ -120,6 +120,7 @@ def make_empty_state(user_ids: np.ndarray) -> UserState:
         history_ids=np.full((batch, history), PAD_ID),
         history_times=np.zeros((batch, history), np.int64),
         history_categories=np.full((batch, history), NO_CATEGORY, np.int32),
+        history_interests=np.zeros(batch, np.int64),
         event_count=np.zeros(batch, np.int64),
         sum_weight=np.zeros(batch),
         sum_label=np.zeros(batch),

@@ -263,6 +263,7 @@ def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dic
         TensorSpec("user_continuous", "FP32", (axes.user_continuous,)),
         TensorSpec("history_ids", "INT64", (axes.history,)),
         TensorSpec("history_age_days", "FP32", (axes.history,)),
+        TensorSpec("history_interests", "INT64", (1,)),
         LINEAGE,
     )
     ids, scores, rank_scores = (

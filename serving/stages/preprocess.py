@@ -123,8 +123,13 @@ class PreprocessInputs:
 
 
 def make_history_tensors(state: UserState, clock_s: int | np.ndarray) -> Arrays:
-    """Return history_ids int64 [B, H] and history_age_days float32 [B, H]."""
-    return {"history_ids": state.history_ids, "history_age_days": compute_history_age_days(state, clock_s)}
+    """Return history_ids int64 [B, H], history_age_days float32 [B, H] and history_interests int64 [B, 1]."""
+    ages = compute_history_age_days(state, clock_s)
+    return {
+        "history_ids": state.history_ids,
+        "history_age_days": ages,
+        "history_interests": state.history_interests.reshape(-1, 1),
+    }
 
 
 @dataclass

@@ -39,7 +39,6 @@ from serving.stages.features.ranking import (
     N_FEATURES,
     SCALE,
     SCORE,
-    TAKEN,
     TOGETHER,
     compute_pair_numbers,
     scale_strengths,
@@ -61,7 +60,9 @@ from serving.tables.store.tables import Rows
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
-OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
+OF_REQUESTS = (  # inputs that depend on the request
+    *("user_continuous", "history_ids", "history_age_days", "history_interests", "retrieval_scores"),
+)
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
 # Live pairs add to a score, see `RankInputs.compute_pair_inputs`. The network reads the strength too, but gives it too little
@@ -76,8 +77,7 @@ class RankSettings:
     user_tables, item_tables: a table name per categorical column; blend: weight of the retrieval score that is added to logits
     threads: of the network's runs
     as_of_s: clock of the item statistics, unix seconds; live sales after it are added; 0: no live sales
-    repeats: whether the network learned how often and when users took a candidate; otherwise these features are 0, also for
-        what they only looked at, which is in a live history
+    repeats: whether the network learned how often and when users took a candidate; otherwise these features are 0
     """
 
     user_tables: tuple[str, ...]
@@ -138,10 +138,10 @@ class RankInputs:
         """
         history = self.items.find_positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
-        numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
+        # What users only looked at leads a live history; where nothing is taken again, no place counts.
+        first_taken = inputs["history_interests"][:, 0] if self.settings.repeats else np.array([history.shape[1]])
+        numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores, first_taken)
         lifts, n_own = np.zeros(candidates.shape, np.float32), self.item_numbers.shape[1]
-        if not self.settings.repeats:
-            numbers[..., n_own + TAKEN : n_own + TAKEN + 2] = 0.0
         if self.stored and self.stored.pairs.n_slots:
             strengths, with_latest = self.stored.pairs.sum_strengths(history, candidates)
             numbers[..., n_own + TOGETHER] = scale_strengths(strengths)

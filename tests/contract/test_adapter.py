@@ -60,6 +60,7 @@ class Echo:
             "user_continuous": np.zeros((batch, 1), np.float32),
             "history_ids": inputs["history"],
             "history_age_days": np.zeros((batch, 3), np.float32),
+            "history_interests": np.zeros((batch, 1), np.int64),
             "lineage": new_lineage(batch, 7),
         }
 

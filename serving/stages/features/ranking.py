@@ -49,6 +49,7 @@ TOGETHER, LIVE = _column("taken_together_since"), _column("is_live")
 N_FEATURES = len(list_feature_names())
 NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
+ALL_TAKEN = np.zeros(1, np.int64)  # training's histories have takings only
 
 
 def compute_cross_features(
@@ -76,10 +77,12 @@ def compute_pair_numbers(
     history_age_days: np.ndarray,
     candidates: np.ndarray,
     retrieval_scores: np.ndarray,
+    first_taken: np.ndarray = ALL_TAKEN,
 ) -> np.ndarray:
     """Return the item numbers of each candidate, then its cross features; arguments as in `compute_cross_features`.
 
     item_numbers  float32 [n_items + 1, G]
+    first_taken   int64 [B] or [1], first place of the history that counts for `times_taken` and `taken_days_ago`
     Returns       float32 [B, C, G + len(list_feature_names())]
     """
     pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
@@ -91,6 +94,7 @@ def compute_pair_numbers(
             np.ascontiguousarray(history_age_days, np.float32),
             np.ascontiguousarray(candidates, np.int64),
             np.ascontiguousarray(retrieval_scores, np.float32),
+            np.ascontiguousarray(first_taken, np.int64),
             pairs,
         )
     return pairs
@@ -109,7 +113,7 @@ def scale_aggregates(features: np.ndarray) -> np.ndarray:
 @compiled
 def write_pairs(
     neighbours, neighbour_weights, popularity, popularity_then, sold_days, groups, log_days, bucket_days,
-    column_of, group_counts, item_numbers, history, history_age_days, candidates, retrieval_scores, pairs,
+    column_of, group_counts, item_numbers, history, history_age_days, candidates, retrieval_scores, first_taken, pairs,
 ):  # fmt: skip
     """Write `compute_pair_numbers`, request by request. The scratch stays clean: column_of holds -1, group_counts 0.
 
@@ -134,7 +138,8 @@ def write_pairs(
         write_logarithms(values, cross)
         write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, listed, cross)
         write_group_shares(groups, own, recent, n_distinct, listed, group_counts, cross)
-        write_repeats(own, history_age_days[row], n_items, listed, column_of, cross)
+        since = first_taken[row % len(first_taken)]
+        write_repeats(own[since:], history_age_days[row, since:], n_items, listed, column_of, cross)
         length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
         for place in range(len(listed)):
             cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
@@ -148,8 +153,10 @@ def write_pairs(
 @compiled
 def write_repeats(history, age_days, n_items, candidates, column_of, cross):
     """Write how often the history has each candidate, and the days since the newest time, as scaled logarithms; 0 for never."""
+    cross[:, TAKEN : TAKEN + 2] = 0.0
+    if not len(history):
+        return
     for place in range(len(candidates)):
-        cross[place, TAKEN], cross[place, TAKEN + 1] = 0.0, 0.0
         column_of[candidates[place]] = place
     column_of[n_items] = -1
     for age in range(len(history)):

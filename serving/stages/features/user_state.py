@@ -34,6 +34,7 @@ class UserState:
     history_ids         int64 [B, H] items of the last positive events, newest first, padded with PAD_ID
     history_times       int64 [B, H] unix seconds, 0 where padded
     history_categories  int32 [B, H] category code of each item, NO_CATEGORY where padded or unknown
+    history_interests   int64 [B] how many of the newest items were not taken: the user only showed interest in them, live
     event_count         int64 [B] events of any kind; sum_weight, sum_label: their sums, float64 [B]
     first_time, last_time   int64 [B] unix seconds of the first and latest event, 0 without one
     profile             name -> [B] int64 | float64 | object of str (None = missing)
@@ -44,6 +45,7 @@ class UserState:
     history_ids: np.ndarray
     history_times: np.ndarray
     history_categories: np.ndarray
+    history_interests: np.ndarray
     event_count: np.ndarray
     sum_weight: np.ndarray
     sum_label: np.ndarray
@@ -176,7 +178,8 @@ def build_state(
     """
     categories = _NO_CODES if events.categories is None else events.categories
     ids, times, codes = _gather_histories(starts, ends, history_length, events.ids, events.times, categories)
-    return UserState(user_ids, ids, times, codes, profile=profile, **totals)
+    interests = np.zeros(len(user_ids), np.int64)
+    return UserState(user_ids, ids, times, codes, interests, profile=profile, **totals)
 
 
 @compiled
@@ -223,6 +226,7 @@ def override_history(
         history_ids=_replace_rows(state.history_ids, overridden, items.take_ids(positions)),
         history_times=_replace_rows(state.history_times, overridden, times),
         history_categories=_replace_rows(state.history_categories, overridden, codes),
+        history_interests=_replace_rows(state.history_interests, overridden, 0),
         event_count=_replace_rows(state.event_count, overridden, counts),
         sum_weight=_replace_rows(state.sum_weight, overridden, unknown),
         sum_label=_replace_rows(state.sum_label, overridden, unknown),
@@ -232,7 +236,7 @@ def override_history(
     )
 
 
-def _replace_rows(values: np.ndarray, rows: np.ndarray, new: np.ndarray | np.floating) -> np.ndarray:
+def _replace_rows(values: np.ndarray, rows: np.ndarray, new: np.ndarray | np.floating | int) -> np.ndarray:
     changed = np.array(values)
     changed[rows] = new
     return changed

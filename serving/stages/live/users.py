@@ -36,7 +36,7 @@ RECORD_FIELDS = (
     *("event_count", "sum_weight", "sum_label", "first_ms", "last_ms"),
 )
 STATE_FIELDS = (
-    *("history_ids", "history_times", "history_categories"),
+    *("history_ids", "history_times", "history_categories", "history_interests"),
     *("event_count", "sum_weight", "sum_label", "first_time", "last_time"),
 )
 
@@ -259,7 +259,7 @@ def write_records(
     interests, repeats,  # bool [MOST_KINDS], by the code of an event; bool [1]
     pause_ends, pauses,  # Timeline
     catalogue, table, newcomers, item_category,
-    ids, times, categories, counts, weights, labels, first_times, last_times,  # state [B], written
+    ids, times, categories, interested, counts, weights, labels, first_times, last_times,  # state [B], written
 ):  # fmt: skip
     """Write M records into rows of a state.
 
@@ -285,6 +285,7 @@ def write_records(
                 ids[row, n_kept] = item
                 times[row, n_kept] = skip_pauses(time_ms // 1000, pause_ends, pauses)
                 n_kept += 1
+        interested[row] = n_kept
         if has_history:
             n_session = n_kept
             for place in range(history_ids.shape[1]):

@@ -172,7 +172,7 @@ def make_preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str
     )
     bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
     degraded = TensorSpec("store_degraded", "INT32", (1,))
-    history = (known["history_ids"], known["history_age_days"])
+    history = tuple(known[name] for name in ("history_ids", "history_age_days", "history_interests"))
     specs = (
         ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *history, degraded)),
         ModelSpec(PREPROCESS_WORKFLOW, *bare),

@@ -21,6 +21,7 @@ from serving.live.store import find_live_folder
 from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import UserState
 from serving.stages.features.user_store import UserStore
 from serving.stages.live.models import Observe, Upsert
 from serving.stages.live.users import LiveUsers
@@ -188,13 +189,19 @@ def test_what_a_visitor_viewed_is_the_history_until_the_first_purchase(reader):
 
 def read_history(reader, repeats: bool = False) -> list[int]:
     """Return the history of user 1."""
-    users = LiveUsers(reader, ItemIndex(np.arange(100)), np.zeros(101, np.int32), KINDS.interests, repeats)
-    state = make_empty_state(np.ones(1, np.int64))
-    users.update(state, np.full(1, NO_SEQUENCE), START_MS // 1000)
+    state = read_state(reader, repeats)
     n_known = int(np.count_nonzero(state.history_ids[0] != PAD_ID))
     assert (state.history_ids[0, n_known:] == PAD_ID).all()
     assert (np.diff(state.history_times[0, :n_known]) <= 0).all()
     return state.history_ids[0, :n_known].tolist()
+
+
+def read_state(reader, repeats: bool = False) -> UserState:
+    """Return the live state of user 1."""
+    users = LiveUsers(reader, ItemIndex(np.arange(100)), np.zeros(101, np.int32), KINDS.interests, repeats)
+    state = make_empty_state(np.ones(1, np.int64))
+    users.update(state, np.full(1, NO_SEQUENCE), START_MS // 1000)
+    return state
 
 
 def test_what_a_known_user_looks_at_since_the_last_purchase_leads_the_history(reader):
@@ -215,12 +222,14 @@ def test_what_a_known_user_looks_at_since_the_last_purchase_leads_the_history(re
         writer.append(event(b"view", 6, 6))
         assert read_history(reader) == [6, 7, 5, 8]
         assert read_history(reader, repeats=True) == [6, 7, 5, 8, 7]
+        assert read_state(reader, repeats=True).history_interests.tolist() == [3]
         writer.append(event(b"view", 9, 35))
         assert read_history(reader) == [9, 6, 7, 8]
         writer.append(event(b"view", 9, 90))
         assert read_history(reader) == [9, 8, 7]
         writer.append(event(b"purchase", 9, 91))
         assert read_history(reader) == [9, 8, 7]
+        assert read_state(reader).history_interests.tolist() == [0]
 
 
 def test_an_item_that_is_sold_out_is_in_no_answer_until_it_is_back(pipeline, upsert):

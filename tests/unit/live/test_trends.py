@@ -260,6 +260,7 @@ def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, o
         inputs = {
             "history_ids": items.ids[[[1, 2]]],
             "history_age_days": np.zeros((1, 2), np.float32),
+            "history_interests": np.zeros((1, 1), np.int64),
             "retrieval_scores": np.array([[2.0, 1.0, -np.inf]], np.float32),
         }
 
@@ -275,19 +276,23 @@ def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, o
 
 
 def test_only_a_ranker_that_learned_repeats_reads_them(repository):
-    """A live history has what users only looked at, too: such a candidate would be the first one with these features."""
+    """A live history has what users only looked at, too, which is no taking."""
     with closing(Rank.load(find_stage_folder(repository, "rank", 1))) as rank:
         items, columns = rank.inputs.items, slice(TAKEN - N_FEATURES, TAKEN - N_FEATURES + 2)
         candidates = np.array([[3, 0]])
         inputs = {
             "history_ids": items.ids[[[3, 2, 3]]],
             "history_age_days": np.array([[1.0, 2.0, 5.0]], np.float32),
+            "history_interests": np.zeros((1, 1), np.int64),
             "retrieval_scores": np.array([[2.0, 1.0]], np.float32),
         }
         learned = replace(rank.inputs, settings=replace(rank.inputs.settings, repeats=True))
         found = [each.compute_pair_inputs(inputs, candidates)[0][0, :, columns].tolist() for each in (rank.inputs, learned)]
         assert found[0] == [[0.0, 0.0], [0.0, 0.0]]
         assert found[1] == [pytest.approx([np.log(3) * SCALE, np.log(2) * SCALE]), [0.0, 0.0]]
+        inputs["history_interests"][:] = 2  # the newest two were only looked at
+        counted = learned.compute_pair_inputs(inputs, candidates)[0][0, :, columns].tolist()
+        assert counted == [pytest.approx([np.log(2) * SCALE, np.log(6) * SCALE]), [0.0, 0.0]]
 
 
 def test_without_aggregations_nothing_is_published_or_followed(tmp_path, dataset):

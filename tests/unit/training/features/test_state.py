@@ -29,6 +29,7 @@ def state_of_three() -> UserState:
         history_ids=np.array([[20, 10, PAD_ID], [PAD_ID] * 3, [PAD_ID] * 3]),
         history_times=np.array([[9 * DAY, 8 * DAY, 0], [0] * 3, [0] * 3]),
         history_categories=np.array([[5, 4, NO_CATEGORY], [NO_CATEGORY] * 3, [NO_CATEGORY] * 3], np.int32),
+        history_interests=np.array([1, 0, 0]),
         event_count=np.array([2, 1, 0]),
         sum_weight=np.array([6.0, 3.0, 0.0]),
         sum_label=np.array([9.0, 1.0, 0.0]),

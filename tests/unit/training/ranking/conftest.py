@@ -120,6 +120,7 @@ def tensors(trained, rows):
         "user_continuous": requests.users.user_continuous,
         "history_ids": ids[requests.users.history_positions],
         "history_age_days": requests.users.history_age_days,
+        "history_interests": np.zeros((len(requests), 1), np.int64),
         "candidate_ids": ids[requests.candidates],
         "retrieval_scores": requests.retrieval_scores,
         "candidate_sources": np.zeros(requests.candidates.shape, np.uint8),
