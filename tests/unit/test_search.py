@@ -354,3 +354,17 @@ def test_the_smallest_keys_come_first(order):
         expected = np.sort(keys)[:count]
         assert select_smallest(keys, n_keys, count) == len(expected), case
         np.testing.assert_array_equal(keys[: len(expected)], expected, err_msg=case)
+
+
+def test_items_that_come_and_go_are_found_by_an_index_that_does_not_know_of_it():
+    vectors, neighbours, available = random_catalogue()
+    requests, rng = random_requests(), np.random.default_rng(8)
+    search = Search(vectors, neighbours, available.copy(), index=flat_index(vectors, available))
+    for _ in range(5):
+        for item in rng.integers(0, N_ITEMS, 60).tolist():
+            available[item] = rng.random() < 0.5
+            search.set_servable(item, bool(available[item]))
+        positions, scores = search(*requests, 20)
+        expected = Search(vectors, neighbours, available)(*requests, 20)
+        np.testing.assert_array_equal(positions, expected[0])
+        np.testing.assert_array_equal(scores, expected[1])

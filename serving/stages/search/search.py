@@ -213,11 +213,16 @@ class Search:
 
     def set_servable(self, position: int, servable: bool) -> None:
         """Start or stop serving an item, whether the index holds it or not."""
+        if self.servable[position] == servable:  # as most often: shops send their whole catalogue again
+            return
         with self._lock:
             self.servable[position] = servable
             self._scratch.place[position] = FREE if servable else NEVER
-            self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
-            self._n_withdrawn = int(np.count_nonzero(self._indexed & ~self.servable))
+            if self._indexed[position]:
+                self._n_withdrawn += -1 if servable else 1
+            else:
+                change = np.union1d if servable else np.setdiff1d
+                self._unindexed = change(self._unindexed, [position])
 
     def search_exactly(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
