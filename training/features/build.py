@@ -6,7 +6,7 @@ train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import pandas as pd
 
 from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT, ContextColumn
-from serving.stages.features.encode import Plan
+from serving.stages.features.encode import Plan, Ragged
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import list_feature_names
 from serving.stages.features.user_state import NO_CATEGORY, compute_history_age_days, derive
@@ -177,10 +177,11 @@ def build_features(
     # Models see items as often as they are sold, so the workflow is fitted on the items of positives.
     catalogue = collect_item_columns(dataset.items, schema.item, compute_item_statistics(train, items, log.as_of_s, settings))
     catalogue_frame, sold = make_frame(catalogue), items.find_positions(train["item_id"].to_numpy()[rows])
+    item_side = _drop_empty_lists(schema.item, catalogue, sold)
     with hold_rows(
         len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster, say=say
     ) as item_rows:
-        item_plan, item_report = _fit_and_prove(schema.item, item_rows, catalogue, settings, rng)
+        item_plan, item_report = _fit_and_prove(item_side, item_rows, catalogue, settings, rng)
     return Features(
         settings=settings,
         schema=schema,
@@ -250,6 +251,12 @@ def collect_training_columns(
         derived = derive(state, {name: v[part] for name, v in given.items()}, timestamps[part])
         parts.append({name: derived[name] for name in wanted})
     return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
+
+
+def _drop_empty_lists(side: Side, catalogue: Mapping[str, RawColumn], sold: np.ndarray) -> Side:
+    """Return the side without lists that hold nothing of any sold item: NVTabular cannot be fitted on them. sold: int64 [N]"""
+    filled = {name for name, raw in catalogue.items() if isinstance(raw, Ragged) and np.diff(raw.offsets)[sold].any()}
+    return replace(side, lists=tuple(column for column in side.lists if column.name in filled))
 
 
 def _fit_and_prove(

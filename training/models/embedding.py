@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from serving.contract.tensors import OOV_ROW, PAD_ROW
 
@@ -41,10 +42,13 @@ class Table(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the mean of the non-padding rows, float32 [..., D], zeros where all are padding. rows: int64 [..., L]."""
-        vectors = self.vectors(self.shared[rows])
         if rows.shape[-1] == 1:
-            return vectors.squeeze(-2)
-        return vectors.sum(dim=-2) / (rows != PAD_ROW).sum(dim=-1, keepdim=True).clamp(min=1)
+            return self.vectors(self.shared[rows]).squeeze(-2)
+        known = rows != PAD_ROW
+        counts = known.sum(dim=-1).flatten()
+        offsets = counts.cumsum(0) - counts
+        means = functional.embedding_bag(self.shared[rows[known]], self.vectors.weight, offsets, mode="mean")
+        return means.view(*rows.shape[:-1], self.vectors.embedding_dim)
 
     def array(self) -> np.ndarray:
         """Return the table as it is served, float32 [rows, D]."""

@@ -16,7 +16,7 @@ from training.models.dlrm_graph import export_dlrm
 from training.models.embedding import Table
 from training.models.parity import Parity
 from training.models.ranking_data import ItemSlots, Requests
-from training.models.train_ranker import Ranker
+from training.models.train_ranker import Ranker, look_up_items
 
 LAYERS_FILE = "layers.npz"  # the network's weights in HugeCTR's order, for other servers of the model
 
@@ -93,5 +93,5 @@ def make_network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray
         "user_numbers": requests.users.user_continuous,
         "user_rows": model.look_up_users(torch.from_numpy(requests.users.user_categorical)).numpy(),
         "pair_numbers": np.concatenate([items.numbers[candidates], requests.cross], axis=2),
-        "item_rows": model.look_up_items([torch.from_numpy(rows[candidates]) for rows in items.rows]).numpy(),
+        "item_rows": look_up_items(model, items, candidates).numpy(),
     }

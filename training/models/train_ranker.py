@@ -10,7 +10,7 @@ import torch
 
 from serving.stages.features.ranking import N_FEATURES, SCORE
 from training.models.dlrm import DLRM, RankingModel, Shape
-from training.models.ranking_data import Requests
+from training.models.ranking_data import ItemSlots, Requests
 from training.models.schedule import rise_and_fall
 from training.time_left import TimeLeft
 
@@ -218,14 +218,22 @@ def compute_logits(model: RankingModel, requests: Requests) -> torch.Tensor:
     """Return logits, float32 [N, C]."""
     items, candidates = requests.items, requests.candidates
     user_rows = model.look_up_users(torch.from_numpy(requests.users.user_categorical))
-    item_rows = model.look_up_items([torch.from_numpy(rows[candidates]) for rows in items.rows])
+    item_rows = look_up_items(model, items, candidates)
     numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
     inputs = [torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows]
     if model.reads_history:
         history, age_days = requests.users.history_positions, torch.from_numpy(requests.users.history_age_days)
-        rows = model.look_up_items([torch.from_numpy(rows[history]) for rows in items.rows])
-        inputs += [rows, torch.from_numpy(history < items.n_items), age_days]
+        inputs += [look_up_items(model, items, history), torch.from_numpy(history < items.n_items), age_days]
     return model.network(*inputs)
+
+
+def look_up_items(model: RankingModel, items: ItemSlots, positions: np.ndarray) -> torch.Tensor:
+    """Return the item rows of positions, int [N, C], float32 [N, C, Si, D]. Each item's lists are averaged once."""
+    if all(rows.shape[1] == 1 for rows in items.rows):
+        return model.look_up_items([torch.from_numpy(rows[positions]) for rows in items.rows])
+    distinct, places = np.unique(positions, return_inverse=True)
+    vectors = model.look_up_items([torch.from_numpy(rows[distinct]) for rows in items.rows])
+    return vectors[torch.from_numpy(places.reshape(positions.shape))]
 
 
 def compute_rank_scores(ranker: Ranker, requests: Requests) -> np.ndarray:

@@ -257,3 +257,16 @@ def test_no_rows_are_no_trouble(rich):
     _, train, _, features = rich
     examples = encode_rows(features, train, np.empty(0, np.int64))
     assert [len(array) for array in examples] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("tags", [{}, {20: "red|big"}])  # of an item that is never sold
+def test_lists_that_no_sold_item_has_are_left_out(tmp_path, tags):
+    log = [f"{user},{item},{10 * user + item},5" for user in range(8) for item in range(user % 3, 20, 3)]
+    (tmp_path / "dataset.toml").write_text(SHOP_TOML)
+    (tmp_path / "log.csv").write_text("\n".join(["who,sku,when,stars", *log]))
+    catalogue = [f"{item},b{item % 3},{tags.get(item, '')},{item}" for item in range(21)]
+    (tmp_path / "items.csv").write_text("\n".join(["sku,make/brand,tags,price", *catalogue]))
+    dataset = load_dataset(tmp_path)
+    features = build_features(dataset, dataset.interactions)
+    assert features.item_arrays.lists == {}
+    assert "catalogue_tags" not in features.item_rows

@@ -11,6 +11,8 @@ from training.models.dlrm import DLRM, Shape
 from training.models.dlrm_graph import export_dlrm
 from training.models.embedding import Table
 from training.models.parity import compare
+from training.models.ranking_data import ItemSlots
+from training.models.train_ranker import look_up_items
 
 SHAPE = Shape({"a": 6, "b": 9}, {"c": 5, "d": 7, "e": 8}, user_numbers=3, pair_numbers=4, width=8, bottom=(10,), top=(12, 6))
 
@@ -152,3 +154,19 @@ def test_rows_that_few_examples_teach_share_the_vector_of_unseen_values():
     expected = own[[PAD_ROW, OOV_ROW, OOV_ROW, 3, OOV_ROW, 5]]
     np.testing.assert_array_equal(table.array(), expected)
     np.testing.assert_array_equal(table(torch.arange(6)[:, None]).detach().numpy(), expected)
+
+
+def test_rows_of_items_with_lists_are_those_of_each_position_and_learn_the_same():
+    torch.manual_seed(0)
+    model = DLRM(Shape({"user": 4}, {"item": 9, "tags": 12}, 1, 1, width=3))
+    tags = np.array([[3, 5, 0], [4, 0, 0], [0, 0, 0], [11, 3, 4], [0, 0, 0]])
+    items = ItemSlots(("item", "tags"), (np.array([[3], [4], [5], [6], [0]]), tags), np.zeros((5, 1)), np.zeros((5, 0)))
+    positions = np.array([[0, 3, 0, 4], [2, 1, 3, 3]])
+    expected = model.look_up_items([torch.from_numpy(rows[positions]) for rows in items.rows])
+    assert torch.equal(look_up_items(model, items, positions), expected)
+    gradients = []
+    for rows in (expected, look_up_items(model, items, positions)):
+        model.zero_grad()
+        rows.square().sum().backward()
+        gradients.append(torch.cat([parameter.grad for parameter in model.list_table_rows() if parameter.grad is not None]))
+    torch.testing.assert_close(*gradients)
