@@ -254,7 +254,7 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
     """
     if running := find_running(repo):
         return f"experiment {running.name} was started meanwhile, and its verdict comes first"
-    generation = relayout(candidate, repo, layout, beside=serving, keep=terms.keep)
+    generation = relayout(candidate, repo, layout, beside=serving, keep=terms.keep, reason=str(verdict))
     make_read_only(repo, generation)
     record_publication(repo, generation, str(verdict))
     servers = find_running_servers(RUN_DIR, repo)

@@ -17,6 +17,7 @@ from export.settings import read_exported_settings
 from repository.models import refuse_changed_manifests
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
+from repository.registry import REASON
 from server.control import find_held_generations
 from server.environment import RUN_DIR
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, read_stage, verify_manifest
@@ -29,12 +30,19 @@ REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RE
 
 
 def relayout(
-    source: Path, repository: Path, layout: str, candidates: int | None = None, beside: int | None = None, keep: int = 1
+    source: Path,
+    repository: Path,
+    layout: str,
+    candidates: int | None = None,
+    beside: int | None = None,
+    keep: int = 1,
+    reason: str = "",
 ) -> int:
     """Publish again and return the generation in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
     candidates: another C than the export's, for measurements; the search effort is tuned for it
     beside: as of `Staging.publish`; keep: as of `Staging`
+    reason: of the publication, for the manifest: the record has it from there if this process is killed before it writes one
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
@@ -65,7 +73,7 @@ def relayout(
         staging.seal_stages(specs)
         recorded = record(staging, requests)
         kept_facts = {name: facts[name] for name in ("dataset", "log", "settings", "versions") if name in facts}
-        staging.seal(kept_facts | {"reports": reports})
+        staging.seal(kept_facts | {"reports": reports} | ({REASON: reason} if reason else {}))
         return staging.publish(specs, settings.merge_serving(), make_warmup_tensors(staging, recorded), beside)
 
 

@@ -30,10 +30,11 @@ RECORD_FILE = "registry.jsonl"
 VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # acts that end an experiment
 GATE = ("published", "not published")  # acts that say where a generation came from, and what `follow` refused in its place
 LATE = "recorded late: the publication ended before its record"
+REASON = "reason"  # key of a manifest: why `follow` published the generation
 SERVER = "server"  # author of what a server does by itself
 CUT_VALUES = ("true", "false", "null", "NaN", "-Infinity", "Infinity", ".", "e-", "e+")  # their beginnings are no JSON
 # Keys of a manifest that differ between any two generations and say nothing about what they are like
-NOT_COMPARED = ("stages", "generation", "schema", "reports.preprocess_replay", "reports.onnx_parity")
+NOT_COMPARED = ("stages", "generation", "schema", REASON, "reports.preprocess_replay", "reports.onnx_parity")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def record_late(repo: Path, generations: Iterable[int]) -> None:
         except ArtifactError as error:
             log.warning("the record will lack generation %d: %s", generation, error)
             continue
-        record_act(repo, "published", generation, reason=LATE, facts=facts, time_s=published_s)
+        reason = f"{facts[REASON]}; {LATE}" if REASON in facts else LATE
+        record_act(repo, "published", generation, reason=reason, facts=facts, time_s=published_s)
 
 
 def record_act(

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from export.__main__ import app, main
+from export.relayout import relayout
 from repository.code import PROJECT
 from repository.registry import LATE, read_acts, read_manifest
 from repository.rounds import EndedRound, read_round, read_running
@@ -68,6 +69,13 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
         ("published", 3, f"laid out again from {small_repository()}"),
         ("pinned", 2, ""),
     ]
+
+
+def test_a_publication_that_was_killed_before_its_record_keeps_its_verdict(repo):
+    assert relayout(small_repository(), repo, "ensemble", beside=1, reason="NDCG@10 0.2 against 0.1: published") == 2
+    assert read_acts(repo) == []  # the process died here
+    relayout(small_repository(), repo, "ensemble", beside=1)
+    assert [(act.generation, act.reason) for act in read_acts(repo)] == [(2, f"NDCG@10 0.2 against 0.1: published; {LATE}")]
 
 
 def test_follow_refuses_the_data_of_another_shop(repo):

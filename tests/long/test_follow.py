@@ -133,6 +133,7 @@ def test_a_generation_with_the_live_events_is_published(round_done, followed, pa
     assert done.generation == 2, done.report
     assert list_published_generations(repo) == (1, 2)
     assert read_pinned_generation(repo) == 2
+    assert read_manifest(repo, 2)["reason"] == str(done.verdict)
     last = read_acts(repo)[-1]
     assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
     manifest = read_manifest(repo, 2)
