@@ -7,7 +7,7 @@ docs/settings.md is written from the classes here (`make docs`), from their docs
     [ranker]    the ranking network, and the width of its embedding tables
     [compute]   threads of the ranker's network, and the search effort of the index (`make tune` finds them)
     [rules]     the shop's business rules (serving/stages/rules/config.py)
-    [training]  models that are tried, and the time they may take
+    [training]  models that are tried, and how much work they may be
     [dask]      a cluster that fits NVTabular
     [hugectr]   a ranker that HugeCTR trained
     [live]      how events are accepted, and where they are stored (serving/live)
@@ -115,8 +115,12 @@ class RankerChoice(_Section):
 class TrainingSettings(_Section):
     """Models that are tried. Validation on the end of the log chooses; the manifest holds the comparison.
 
+    `minutes` is an amount of work, in minutes of two free cores. It decides which models are tried, and how often a sequence
+    model may read the log. No clock stops a training: a busy machine takes longer, and makes the same models from the same
+    seed. What every export trains (item-item neighbours, towers, ranker and re-ranker) comes on top.
+
     A sequence model is tried on logs of 20,000 positive events to 33,000 per minute: others are too small for it, or too large
-    for the time. It takes a fifth of the minutes, and as much again where it serves. A graph model is tried on logs of up to
+    for the minutes. It takes a fifth of the minutes, and as much again where it serves. A graph model is tried on logs of up to
     500,000 positive events per minute. Two more teachers of the ranker are tried with up to 300 training requests per minute;
     one that teaches with live events and without counts twice. In `export follow` a sequence model and the ranker start from
     the weights of the generation before; with changed columns or aggregations, the ranker learns from scratch.
@@ -127,7 +131,7 @@ class TrainingSettings(_Section):
     teachers: Literal["auto", "one"] = (
         "auto"  # what a small ranker learns from: several networks where they are better, or the DLRM
     )
-    minutes: Annotated[float, Field(gt=0)] = 6.0  # the time for which models to try are chosen, on two cores
+    minutes: Annotated[float, Field(gt=0)] = 6.0  # of work on two free cores, by which models to try are chosen: no time limit
     scratch_every: PositiveInt = 10  # of so many generations of `export follow`, one learns from scratch; 1: all of them
 
 
