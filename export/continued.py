@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from live.archive import read_log
-from serving.contract.ids import NAME, is_text_of
+from serving.contract.ids import NAME, is_text_of, stable_id
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.reader import Change, Reader
@@ -27,6 +27,7 @@ from serving.live.store import open_store
 from serving.live.transitions import apply_to_items
 from serving.stages.live.sales import LEARNED_SALE
 from training.dataset import Dataset
+from training.dataset.ids import find_ids
 
 KEY = ["user_id", "item_id", "timestamp"]
 
@@ -44,10 +45,12 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     batches = [batch for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
-    changes = read_changes(folder)
+    ignored_ids = find_ignored_ids(dataset)
+    changes = [change for change in read_changes(folder) if change.type != ITEM_CHANGED or change.id not in ignored_ids]
     item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
-    notes = list(dataset.report.notes)
+    batches, note = drop_ignored(batches, ignored_ids)
+    notes = [*dataset.report.notes, *note]
     if dataset.item_names is not None:
         batches, note = drop_unnamed(batches, np.union1d(dataset.items["item_id"], np.fromiter(item_changes, np.int64)))
         notes += note
@@ -82,6 +85,23 @@ def read_changes(folder: Path) -> list[Change]:
     """Return what `upsert` set in a live store, each item and user once."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return snapshot.read_changes(after=0)
+
+
+def find_ignored_ids(dataset: Dataset) -> np.ndarray:
+    """Return the ids that live events of `ignore_items` have, int64 [N]."""
+    texts = dataset.description.interactions.ignore_items
+    ids = find_ids(texts, None) if dataset.item_names is None else [stable_id(str(text)) for text in texts]
+    return np.setdiff1d(np.asarray(ids, np.int64), dataset.items["item_id"])  # a collision does not hide an item
+
+
+def drop_ignored(batches: Sequence[EventBatch], ignored_ids: np.ndarray) -> tuple[list[EventBatch], list[str]]:
+    """Return the events without those of `ignore_items`, and a note if there are any. ignored_ids: int64 [N]"""
+    if not len(ignored_ids):
+        return list(batches), []
+    is_ignored = [np.isin(batch.headers["item_id"], ignored_ids) for batch in batches]
+    count = sum(int(rows[find_log_rows(batch.headers)].sum()) for batch, rows in zip(batches, is_ignored, strict=True))
+    kept = [batch.take(np.flatnonzero(~rows)) for batch, rows in zip(batches, is_ignored, strict=True)]
+    return kept, [f"live events left out: {count:,}, of items that ignore_items lists"] if count else []
 
 
 def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[list[EventBatch], list[str]]:

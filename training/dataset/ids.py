@@ -65,6 +65,15 @@ def convert_ids(columns: list[Column], allow_negative: bool) -> tuple[list[np.nd
     return arrays, names.sort_values("id", ignore_index=True)
 
 
+def find_ids(texts: Iterable[str | int], names: pd.DataFrame | None) -> np.ndarray:
+    """Return the ids of those texts that have one, int64 [n]. names: of `convert_ids`; without it, integers have one."""
+    wanted = [str(text) for text in texts]
+    if names is not None:
+        return names.loc[names["name"].isin(wanted), "id"].to_numpy(np.int64)
+    numbers = [parsed for text in wanted if (parsed := parse_integers([text])) is not None]
+    return np.concatenate([np.empty(0, np.int64), *numbers])
+
+
 def parse_integers(texts: list[str]) -> np.ndarray | None:
     """Return int64 [n] when every text is an int64, otherwise None."""
     if not all(_INTEGER.fullmatch(text) for text in texts):

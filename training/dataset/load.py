@@ -19,7 +19,7 @@ from serving.contract.errors import DataError
 from training.dataset.columns import Column, find_line, read_columns
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description, Interactions, Items, Users, read_description
-from training.dataset.ids import convert_ids, parse_integers
+from training.dataset.ids import convert_ids, find_ids, parse_integers
 from training.dataset.repeats import find_repeats
 from training.dataset.synthetic import generate, parse_spec
 from training.dataset.times import parse_times
@@ -29,6 +29,7 @@ BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "
 FEW = 0.1  # share of ids or rows below which they are few
 MOST = 0.5  # share above which they are most
 DAY_S = 86_400
+ONLINE_SINCE_S = 631_152_000  # 1990-01-01 UTC; no log of a shop is older
 DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
 
 
@@ -77,7 +78,8 @@ def _load(folder: Path, description: Description) -> Dataset:
     user_columns = [log[log_file.user_id], *([register[user_file.user_id]] if user_file else [])]
     item_ids, item_names = convert_ids(item_columns, allow_negative=False)
     user_ids, user_names = convert_ids(user_columns, allow_negative=True)
-    ignored = [_is_in(column, log_file.ignore_items) for column in item_columns]
+    ignored_ids = find_ids(log_file.ignore_items, item_names)
+    ignored = [np.isin(ids, ignored_ids) & ~column.missing for column, ids in zip(item_columns, item_ids, strict=True)]
 
     report = Report()
     interactions = _make_interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
@@ -103,12 +105,6 @@ def _refuse_nothing_to_serve(items: pd.DataFrame, available: Column) -> None:
 
 def _read(folder: Path, name: str, columns: list[str | None]) -> dict[str, Column]:
     return read_columns(find_file(folder, name), [column for column in columns if column])
-
-
-def _is_in(column: Column, texts: list[str | int]) -> np.ndarray:
-    """Return which rows have one of `texts`, bool [n_rows]."""
-    wanted = {str(text) for text in texts}
-    return np.append(np.array([value in wanted for value in column.values], bool), False)[column.codes]
 
 
 def _make_interactions(
@@ -188,13 +184,19 @@ def _note_odd_ids(columns: list[Column], names: pd.DataFrame | None) -> list[str
 
 
 def _note_odd_rows(interactions: pd.DataFrame) -> list[str]:
-    """Return a note where many rows repeat another one, and one where the log ends in the future."""
+    """Return notes where many rows repeat another one, and where the log begins too early or ends in the future."""
     notes = []
     repeats = int(interactions.duplicated(["user_id", "item_id", "timestamp"]).sum())
     if repeats > FEW * len(interactions):
         notes.append(
             f"{repeats:,} rows have user, item and time of an earlier row, and count once more. "
             "Remove them if the file holds rows twice"
+        )
+    if early := int((interactions["timestamp"] < ONLINE_SINCE_S).sum()):
+        first_s = int(interactions["timestamp"].min())
+        notes.append(
+            f"the log begins on {str(np.datetime64(first_s, 's'))[:10]}: {early:,} events are before 1990, as if a time is 0 "
+            "or no unix time. Correct or remove them, because trends are computed over the whole span of the log"
         )
     if (last_s := int(interactions["timestamp"].max())) > time.time() + DAY_S:
         notes.append(

@@ -18,6 +18,7 @@ from live.__main__ import open_writer
 from live.archive import compact
 from live.forget import forget_items
 from serving.contract.errors import DependencyError
+from serving.contract.ids import stable_id
 from serving.live import store
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
 from serving.live.layout import Layout
@@ -145,6 +146,29 @@ def test_a_return_is_left_out_as_in_the_data_set(tmp_path, folder):
     log = continue_log(dataset, folder).interactions
     assert log["timestamp"].tolist() == [100, 300]
     assert log["weight"].tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize(("tea", "post"), [("10", "99"), ("TEA", "POST")])
+def test_an_ignored_item_is_left_out_as_in_the_data_set(tmp_path, folder, tea, post):
+    (tmp_path / "dataset.toml").write_text(
+        'name = "shop"\n[interactions]\npath = "events.csv"\nuser_id = "user"\nitem_id = "item"\ntimestamp = "time"\n'
+        'ignore_items = ["99", "POST"]\n'
+    )
+    (tmp_path / "events.csv").write_text(f"user,item,time\n1,{tea},100\n1,{post},100\n")
+    dataset = load_dataset(tmp_path)
+    ids = [int(text) if text.isdecimal() else stable_id(text) for text in (post, tea, post)]
+    headers = np.zeros(3, HEADER)
+    headers["type"], headers["user_id"], headers["item_id"] = [OBSERVED, OBSERVED, ITEM_CHANGED], 2, ids
+    headers["time_ms"] = [300_000, 400_000, 500_000]
+    kinds = make_event_kinds(dataset.description)
+    kinds.decide(headers[:2])
+    with closing(Writer(folder, Layout(), kinds.names, shop="shop")) as writer:
+        changed = json.dumps({"title": "Postage", "item_id": post}).encode()
+        writer.append(EventBatch(headers, [b""] * 3, [b""] * 3, [b"", b"", changed]))
+    continued = continue_log(dataset, folder)
+    assert continued.interactions["timestamp"].tolist() == [100, 400]
+    assert continued.items["item_id"].tolist() == [ids[1]]
+    assert "live events left out: 1, of items that ignore_items lists" in continued.report.notes
 
 
 def test_an_event_that_the_log_holds_already_counts_once(dataset, folder, post):

@@ -133,6 +133,19 @@ def test_rows_that_cannot_be_used_are_dropped_and_counted_once(shop):
     assert "  2 rows dropped: item is listed in ignore_items" in str(dataset.report)
 
 
+def test_ignored_items_are_found_however_a_data_frame_wrote_their_numbers(shop):
+    toml = TOML + "ignore_items = [5, 0]\n"
+    dataset = load_dataset(shop(toml, **{"events.csv": "customer,sku,time\n1,5.0,1\n1,0.0,2\n1,,3\n1,7.0,4\n"}))
+    assert dataset.report.dropped == {"no item (sku is empty)": 1, "item is listed in ignore_items": 2}
+    assert dataset.items["item_id"].tolist() == [7]
+
+
+def test_a_time_of_nought_is_noticed(shop):
+    rows = "customer,sku,time\n1,1,0\n1,2,1600000000\n2,1,1600000001\n"
+    (note,) = load_dataset(shop(TOML, **{"events.csv": rows})).report.notes
+    assert note.startswith("the log begins on 1970-01-01: 1 events are before 1990")
+
+
 def test_context_columns_tell_their_kind(shop):
     toml = TOML + '[context]\ncategorical = ["store", "device"]\ncontinuous = ["km"]\n'
     events = "customer,sku,time,store,device,km\n1,1,1,4,phone,0.5\n1,1,2,,,\n"
@@ -217,7 +230,7 @@ def test_times_in_milliseconds_are_told_in_the_report(shop):
 
 
 def test_a_few_ids_that_make_all_of_them_text_are_told_in_the_report(shop):
-    rows = [f"1,{item},1" for item in [*range(20), "20a"]]
+    rows = [f"1,{item},2020-01-01" for item in [*range(20), "20a"]]
     notes = load_dataset(shop(**{"events.csv": "\n".join(["customer,sku,time", *rows, ""])})).report.notes
     assert len(notes) == 1
     assert "sku: all ids are text, because 1 of 21 are not integers, such as '20a'." in notes[0]
@@ -231,7 +244,8 @@ def test_many_repeated_rows_are_told_in_the_report(shop):
 
 @pytest.mark.parametrize(("views", "is_told"), [(3, True), (2, False)])
 def test_a_log_whose_purchases_follow_views_is_told_in_the_report(shop, views, is_told):
-    rows = [f"{user},1,1,1" for user in range(views)] + [f"{user},1,2,5" for user in range(4)] + ["0,1,3,5"]  # bought again
+    rows = [f"{user},1,2020-01-01,1" for user in range(views)] + [f"{user},1,2020-01-02,5" for user in range(4)]
+    rows += ["0,1,2020-01-03,5"]  # bought again
     toml = TOML + 'label = "kind"\npositive_at = 5\n'
     notes = load_dataset(shop(toml, **{"events.csv": "\n".join(["customer,sku,time,kind", *rows, ""])})).report.notes
     assert [note.startswith(f"{views} of 4 first positives of a user with an item come after a row") for note in notes] == [
