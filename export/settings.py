@@ -46,6 +46,7 @@ EVENTS_AT_ONCE = 1_024  # most events in one transaction of the live store
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request has
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what NumPy, scikit-learn and torch all take
 RowFormat = Literal["fp32", "fp16", "int8", "int4"]
 
 
@@ -61,7 +62,7 @@ class PipelineSettings(_Section):
     exclusions: Length = 64  # item ids that a request may exclude (E)
     items_returned: Length = 20  # items in an answer (K)
     filter_seen: bool = True  # items the user already had are not recommended again
-    seed: int = 0  # random seed of the export
+    seed: Seed = 0  # random seed of the export
     recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000  # published with their answers, for warm-up and checks
 
     @model_validator(mode="after")

@@ -62,6 +62,8 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ("[merlin]\nzzz = 3", r"\[merlin\] has the unknown key 'zzz'\. Allowed: triton, mount"),
         ("[pipeline]\ncandidates = 0", "candidates"),
         ("[pipeline]\nhistory = 100_000_000", "history: .*less than or equal to 10000"),
+        ("[pipeline]\nseed = -1", "seed: .*greater than or equal to 0, got -1"),
+        ("[pipeline]\nseed = 4_294_967_296", "seed: .*less than or equal to 4294967295"),
         ("[serving]\ninstanses = 3", "unknown key 'instanses'. Did you mean 'instances'"),
         ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
         ("[serving.rank]\ninstances = 0", "at least 1"),

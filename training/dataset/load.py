@@ -195,8 +195,8 @@ def _note_odd_rows(interactions: pd.DataFrame) -> list[str]:
     if early := int((interactions["timestamp"] < ONLINE_SINCE_S).sum()):
         first_s = int(interactions["timestamp"].min())
         notes.append(
-            f"the log begins on {str(np.datetime64(first_s, 's'))[:10]}: {early:,} events are before 1990, as if a time is 0 "
-            "or no unix time. Correct or remove them, because trends are computed over the whole span of the log"
+            f"the log begins on {str(np.datetime64(first_s, 's'))[:10]}: {early:,} events are before 1990. Is a time 0, "
+            "or no unix time? Correct or remove them, because trends are computed over the whole span of the log"
         )
     if (last_s := int(interactions["timestamp"].max())) > time.time() + DAY_S:
         notes.append(
