@@ -2,8 +2,8 @@
 
 The test set is the last 20 % of the log, as training/dataset/split.py splits it. The pipeline is exported from what came
 before, into a repository of its own, and served by a real tritonserver. Items that users already had are neither served nor
-counted, unless `[pipeline] filter_seen` is false. AUC is over the whole catalogue: the items of a stage's list come first, then
-all others in the order of the stage before it.
+counted, unless `[pipeline] filter_seen` is false. All items count as available, as they were when users bought them. AUC is
+over the whole catalogue: the items of a stage's list come first, then all others in the order of the stage before it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     problem = make_problem(dataset, settings.pipeline.filter_seen)
     refuse_nothing_to_find(dataset, problem)
     remove_repository(repository)
-    train, _ = split_log(dataset.interactions, TEST_SHARE)
-    build_repository(replace(dataset, interactions=train), repository, settings, console)
+    build_repository(take_training_part(dataset), repository, settings, console)
     rows: dict[str, Quality] = {}
     for baseline in fit_baselines(problem.validation, problem.test, console.print):
         quality = rows[name_baseline(baseline)] = evaluate(baseline.scores, problem.test)
@@ -61,6 +60,15 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     console.print(make_table(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
+
+
+def take_training_part(dataset: Dataset) -> Dataset:
+    """Return the data set without its test part, and with all items on sale.
+
+    What is sold out today was bought in the test part, and the baselines do not know it either.
+    """
+    train, _ = split_log(dataset.interactions, TEST_SHARE)
+    return replace(dataset, interactions=train, items=dataset.items.assign(available=True))
 
 
 def remove_repository(folder: Path) -> None:

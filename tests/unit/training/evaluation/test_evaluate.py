@@ -1,12 +1,22 @@
 """The parts of `make eval` that need no server."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from export.evaluate import find_positions, measure_quality, move_up, remove_repository, split_into_blocks
+from export.evaluate import (
+    find_positions,
+    measure_quality,
+    move_up,
+    remove_repository,
+    split_into_blocks,
+    take_training_part,
+)
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import PAD_ID
+from training.dataset import load_dataset
 from training.evaluation.baselines import Split
 from training.evaluation.problem import Problem
 
@@ -49,6 +59,14 @@ def test_blocks_hold_every_user_once():
 
 def test_no_block_is_larger_than_the_batches_of_the_server():
     assert [len(part) for part in split_into_blocks(np.arange(20), 8)] == [8, 8, 4]
+
+
+def test_what_is_sold_out_by_now_can_be_found_in_the_test_part():
+    dataset = load_dataset("synthetic:tiny")
+    sold_out = replace(dataset, items=dataset.items.assign(available=False))
+    part = take_training_part(sold_out)
+    assert part.items["available"].all()
+    assert len(part.interactions) < len(dataset.interactions)
 
 
 def test_an_evaluation_removes_nothing_but_a_repository(tmp_path):
