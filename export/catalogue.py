@@ -52,8 +52,9 @@ def find_popular_by_context(dataset: Dataset) -> dict[str, dict[str, list[int]]]
     popular: dict[str, dict[str, list[int]]] = {}
     for column in dataset.description.context.categorical:
         counts = log[column].value_counts()
-        for value in counts[counts >= LEAST_EVENTS].index[:MOST_VALUES]:
-            users = log[log[column] == value].groupby("item_id")["user_id"].nunique()
+        values = counts[counts >= LEAST_EVENTS].index[:MOST_VALUES]
+        for value, events in log[log[column].isin(values)].groupby(column):
+            users = events.groupby("item_id")["user_id"].nunique()
             ordered = users.sort_index().sort_values(ascending=False, kind="stable")
             popular.setdefault(column, {})[str(value)] = ordered.index[:POPULAR_IN_CONTEXT].tolist()
     return popular

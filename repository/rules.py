@@ -150,5 +150,6 @@ def _find_unknown(key: str, wanted: Iterable[str], present: Sequence[str | None]
 def insert_rows(path: Path, count: int) -> None:
     """Append `count` copies of its last row to the array in a .npy file."""
     array = np.load(path)
-    rows = np.minimum(np.arange(len(array) + count), len(array) - 1)
-    np.save(path, array[rows])  # indexing, because np.concatenate would drop the records' alignment
+    longer = np.zeros((len(array) + count, *array.shape[1:]), array.dtype)  # so that the gaps of records are 0 in every export
+    longer[: len(array)], longer[len(array) :] = array, array[-1]
+    np.save(path, longer)

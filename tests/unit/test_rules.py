@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from repository.rules import compile_rules
+from repository.rules import compile_rules, insert_rows
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.stages.rules.config import (
     CONFIG_FILE,
+    ITEM_RULES,
     ITEMS_FILE,
     KEPT,
     NEVER,
@@ -403,3 +404,15 @@ def test_items_that_caps_would_lose_are_refused(tmp_path, catalogue, behind):
     np.save(tmp_path / ITEMS_FILE, items)
     with pytest.raises(ArtifactError, match=rf"rules_items\.npy, field behind, holds .*{behind}.*; expected {OVER_CAP} to"):
         Rules.load(tmp_path)
+
+
+def test_rows_for_new_items_are_the_same_bytes_at_every_export(tmp_path):
+    path, records = tmp_path / ITEMS_FILE, np.zeros(1_001, ITEM_RULES)
+    records["cap"] = 3
+    np.save(path, records)
+    used = np.full(1_101 * ITEM_RULES.itemsize, 255, np.uint8)  # memory that the rows get next
+    del used
+    insert_rows(path, 100)
+    expected = np.zeros(1_101, ITEM_RULES)
+    expected["cap"] = 3
+    assert np.load(path).tobytes() == expected.tobytes()
