@@ -3,8 +3,9 @@
     python -m experiments.drift --repo model_repository --data online-retail
 
 The published stages answer requests drawn anew from the log that was exported, as the export drew those of its references:
-replays of them are stationary and must not alarm. Shifts are injected into one feature of the users, the requests or the best
-items each, or into the score, at a random request, and must alarm within 2,000 requests.
+replays of them are stationary and must not alarm, even if each user sends several that are alike. Shifts are injected into one
+feature of the users, the requests or the best items each, or into the score, at a random request, and must alarm within 2,000
+requests.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ MOST_DIFFERENCE = 1e-6
 MOVED_SHARE = 0.15  # of the requests: a shift of a categorical feature gives them another value
 MOVED_DEVIATIONS = 0.3  # standard deviations by which a shift moves a number
 REQUESTS_AT_ONCE = 10  # of a batch
+OF_ONE_USER = (5, 10)  # requests of each user in further stationary replays
+USERS = "id of the user on the wire"  # in the columns of a window
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -56,11 +59,13 @@ class Watched:
     references: dict[str, Reference]
     recorded: Columns
 
-    def draw_window(self, generator: np.random.Generator) -> Columns:
-        """Return features and scores of WINDOW_ROWS requests that the export has not seen."""
+    def draw_window(self, generator: np.random.Generator, of_one_user: int = 1) -> Columns:
+        """Return features, scores and users of WINDOW_ROWS requests that the export has not seen: each drawn one repeatedly."""
         info = self.stages[0].info
         spec = make_ensemble_spec(make_stage_specs(info.axes, info.context))
-        return compute_watched(*self.stages, draw_requests(self.dataset, spec, WINDOW_ROWS, generator))
+        requests = draw_requests(self.dataset, spec, WINDOW_ROWS // of_one_user, generator)
+        columns = compute_watched(*self.stages, requests) | {USERS: requests["user_id"][:, 0]}
+        return {name: np.repeat(values, of_one_user) for name, values in columns.items()}
 
     def make_window(self) -> DriftWindow:
         """Make a window of all watched features, as a stage has one of its own."""
@@ -76,7 +81,7 @@ class Watched:
         for first in range(start, stop, REQUESTS_AT_ONCE):
             rows = slice(first, min(first + REQUESTS_AT_ONCE, stop))
             categories, numbers = (np.array([requests[name][rows] for name in names]).T for names in (categorical, numeric))
-            window.add(categories.reshape(-1, len(categorical)), numbers.reshape(-1, len(numeric)))
+            window.add(requests[USERS][rows], categories.reshape(-1, len(categorical)), numbers.reshape(-1, len(numeric)))
 
 
 def read_ratios(window: DriftWindow) -> dict[str, float]:
@@ -120,7 +125,7 @@ def shift_feature(window: Columns, reference: Reference, generator: np.random.Ge
 
 def can_move(reference: Reference) -> bool:
     """Return whether a feature has more than one value, so that it can move, and a bound."""
-    return sum(share > 0.01 for share in reference.shares) > 1 and np.isfinite(reference.psi_bound)
+    return sum(share > 0.01 for share in reference.shares) > 1 and bool(reference.psi_bounds)
 
 
 def compare_with_evidently(columns: Columns, window: Columns) -> float:
@@ -157,10 +162,15 @@ def measure(watched: Watched, replays: int = STATIONARY_REPLAYS, shifts: int = S
     outcomes = [measure_delay(watched, movable[number % len(movable)], generator) for number in range(shifts)]
     found = [delay for delay, _ in outcomes if delay]
     alone = sum(delay is not None and not others for delay, others in outcomes)
+    repeated = {count: measure_stationary(watched, replays, generator, count)[1] for count in OF_ONE_USER}
     return [
         Figure(name="features and scores watched", values=[len(watched.references)]),
         Figure(name="PSI of stationary windows over its bound, mean", values=[float(np.mean(ratios))]),
         Figure(name=f"false alarms in {replays} stationary replays", values=[false_alarms], at_most=0),
+        *(
+            Figure(name=f"false alarms in {replays}, each user with {count} requests", values=[alarms], at_most=0)
+            for count, alarms in repeated.items()
+        ),
         Figure(name=f"shifts of {shifts} found, in the right feature alone", values=[alone], at_least=shifts),
         Figure(
             name=f"shifts of {shifts} found, whether or not another feature alarmed too", values=[len(found)], at_least=shifts
@@ -169,7 +179,9 @@ def measure(watched: Watched, replays: int = STATIONARY_REPLAYS, shifts: int = S
     ]
 
 
-def measure_stationary(watched: Watched, replays: int, generator: np.random.Generator) -> tuple[list[float], int]:
+def measure_stationary(
+    watched: Watched, replays: int, generator: np.random.Generator, of_one_user: int = 1
+) -> tuple[list[float], int]:
     """Return PSI over its bound of every feature and comparison, and how many of the replays alarm in any of theirs.
 
     One replay follows the other, so that each comparison but the first meets requests of two.
@@ -177,7 +189,7 @@ def measure_stationary(watched: Watched, replays: int, generator: np.random.Gene
     window, false_alarms = watched.make_window(), 0
     ratios: list[float] = []
     for _ in range(replays):
-        requests, alarmed = watched.draw_window(generator), False
+        requests, alarmed = watched.draw_window(generator, of_one_user), False
         for start in range(0, WINDOW_ROWS, NEW_ROWS):
             watched.send(window, requests, start, start + NEW_ROWS)
             compared = read_ratios(window)

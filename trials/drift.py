@@ -1,7 +1,7 @@
 """Describe the distributions that an export saw, and compute how far a window may differ from them by chance.
 
-How far depends on the numbers of requests and on the shares, so each feature has a bound of its own instead of one constant
-(0.25) for all: a small window raises no false alarm, and a large one shows a small drift.
+How far depends on the numbers of independent requests and on the shares, so each feature has bounds of its own instead of one
+constant (0.25) for all: a small window raises no false alarm, and a large one shows a small drift.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import chdtri
 
-from serving.contract.distributions import OTHER, Reference, compute_row_psi
+from serving.contract.distributions import BOUND_ROWS, OTHER, Reference, fill_empty
 
 BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
@@ -42,30 +42,57 @@ def describe_categories(name: str, values: np.ndarray) -> Reference:
     return _with_shares(Reference(name, len(values), (), (), (*most_frequent.tolist(), OTHER)), values)
 
 
-def bound_psi(references: list[Reference], window_rows: int) -> list[Reference]:
-    """Return the references with their bounds for windows of `window_rows`. Together they share FALSE_ALARMS."""
+def bound_psi(references: list[Reference], same_user: float) -> list[Reference]:
+    """Return the references with their bounds. Together they share FALSE_ALARMS. same_user: as of `Reference`"""
     chance = FALSE_ALARMS / len(references)
-    return [replace(own, psi_bound=compute_psi_bound(own.shares, own.rows, window_rows, chance)) for own in references]
+    return [
+        replace(own, psi_bounds=compute_psi_bounds(own.shares, own.rows, chance), same_user=same_user) for own in references
+    ]
 
 
-def compute_psi_bound(shares: Sequence[float], reference_rows: int, rows: int, chance: float) -> float:
-    """Return the PSI that two samples of one distribution, of reference_rows and of rows, exceed with probability `chance`.
+def compute_psi_bounds(shares: Sequence[float], reference_rows: int, chance: float) -> tuple[float, ...]:
+    """Return the PSI that two samples of one distribution, of reference_rows and of each of BOUND_ROWS, exceed by `chance`.
 
     It is a quantile of pairs of resamples. Few of them are beyond that of a chance below RARE, so the bound is then at least
     the quantile of RARE, extended by the tail of a chi-square, which PSI follows in large bins.
-    Infinite where shares cannot differ. shares: of the reference's bins
+    Empty where shares cannot differ. shares: of the reference's bins
     """
     if len(shares) < 2 or not reference_rows:
-        return float("inf")
+        return ()
     # A bin that was empty may have a share: half a row is added to each.
     likely = (np.asarray(shares) * reference_rows + 0.5) / (reference_rows + 0.5 * len(shares))
     generator = np.random.default_rng(0)
-    expected, observed = (generator.multinomial(count, likely, RESAMPLES) / count for count in (reference_rows, rows))
-    paired = [compute_row_psi(expected, np.roll(observed, shift, axis=0)) for shift in range(PAIRINGS)]
-    degrees = np.count_nonzero(shares) - 1
+    expected = generator.multinomial(reference_rows, likely, RESAMPLES) / reference_rows
+    rows = BOUND_ROWS[-1]
+    counts, bounds = generator.multinomial(rows, likely, RESAMPLES), []
+    for bound_rows in reversed(BOUND_ROWS):
+        while rows < bound_rows:  # two windows, never one twice, make one of twice the size: much faster than drawing it
+            order = generator.permutation(RESAMPLES)
+            counts, rows = counts[order] + counts[np.roll(order, 1)], 2 * rows
+        psi = compute_paired_psi(expected, counts / rows)
+        bounds.append(extend_quantile(psi, np.count_nonzero(shares) - 1, chance))
+    return tuple(reversed(bounds))
+
+
+def compute_paired_psi(expected: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Return the PSI of each row of `expected` with PAIRINGS rows of `observed`, float64 [RESAMPLES * PAIRINGS].
+
+    expected, observed: float64 [RESAMPLES, bins]
+    """
+    expected, observed = fill_empty(expected), fill_empty(observed)
+    log_expected, log_observed = np.log(expected), np.log(observed)
+    paired = []
+    for shift in range(PAIRINGS):
+        own, own_log = np.roll(observed, shift, axis=0), np.roll(log_observed, shift, axis=0)
+        paired.append(np.einsum("ij,ij->i", own - expected, own_log - log_expected))
+    return np.concatenate(paired)
+
+
+def extend_quantile(psi: np.ndarray, degrees: int, chance: float) -> float:
+    """Return what PSI exceeds with probability `chance`. psi: float64 [pairs]; degrees: of freedom"""
     if chance >= RARE or degrees < 1:
-        return float(np.quantile(paired, 1 - chance))
-    rare, bound = np.quantile(paired, [1 - RARE, 1 - chance])
+        return float(np.quantile(psi, 1 - chance))
+    rare, bound = np.quantile(psi, [1 - RARE, 1 - chance])
     return float(max(bound, rare * chdtri(degrees, chance) / chdtri(degrees, RARE)))
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, read_json
 from serving.contract.errors import ArtifactError
+from serving.contract.tensors import MISSING_INT
 
 REFERENCES_FILE = "references.json"
 SMALLEST_SHARE = 1e-4  # in place of an empty bin's 0, whose logarithm is infinite
 OTHER = "other"  # of categories: all that are not listed
+BOUND_ROWS = (2_048, 512, 128, 64, 32)  # independent requests of the windows that have a bound; those between are interpolated
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Reference:
     edges: float64 [bins - 2], the inner edges of a numeric feature, else empty
     categories: those of a categorical feature, the most frequent first, OTHER last, else empty
     shares: float64 [bins]; the last bin of a numeric feature holds missing values (NaN)
-    psi_bound: the largest PSI that chance explains in a watched window of requests
+    psi_bounds: the largest PSI that chance explains in windows of BOUND_ROWS; empty without a bound
+    same_user: share of the pairs of requests that are of one user
     """
 
     name: str
@@ -32,7 +35,16 @@ class Reference:
     shares: tuple[float, ...]
     edges: tuple[float, ...] = ()
     categories: tuple[str | int, ...] = ()
-    psi_bound: float = float("inf")
+    psi_bounds: tuple[float, ...] = ()
+    same_user: float = 0.0
+
+    def find_bound(self, independent_rows: float) -> float:
+        """Return the largest PSI that chance explains in a window worth so many independent requests."""
+        if not self.psi_bounds:
+            return float("inf")
+        # Linear in 1 / rows, as the bound of large bins is; below the smallest window it is proportional.
+        rows, bounds = (*BOUND_ROWS, 1), (*self.psi_bounds, self.psi_bounds[-1] * BOUND_ROWS[-1])
+        return float(np.interp(1 / independent_rows, 1 / np.array(rows), bounds))
 
     def count_shares(self, values: np.ndarray) -> np.ndarray:
         """Return the share of values in each bin, float64 [bins]. values: [rows], numbers or categories."""
@@ -50,15 +62,30 @@ class Reference:
         return sums / max(len(values), 1)
 
 
+def compute_same_user(user_ids: np.ndarray) -> float:
+    """Return the share of the pairs of requests that are of one user. Anonymous requests have a user each.
+
+    user_ids: int64 [requests], of two or more
+    """
+    counts = np.unique(user_ids[user_ids != MISSING_INT], return_counts=True)[1]
+    return float((counts * (counts - 1)).sum() / (len(user_ids) * (len(user_ids) - 1)))
+
+
+def count_independent(user_ids: np.ndarray, same_user: float) -> float:
+    """Return how many independent requests tell as much as these (Kish's effective sample size).
+
+    The requests of one user are alike, so chance moves the shares of a window with five of each user as far as those of a fifth
+    of the requests. Independent requests have pairs of one user too, in a share of `same_user`: only others count.
+    """
+    found = compute_same_user(user_ids)
+    excess = (found - same_user) / (1 - same_user) if found > same_user else 0.0
+    return len(user_ids) / (1 + (len(user_ids) - 1) * excess)
+
+
 def compute_psi(expected: np.ndarray, observed: np.ndarray) -> float:
     """Return the population stability index of two rows of shares: sum (observed - expected) * ln(observed / expected)."""
-    return float(compute_row_psi(expected, observed))
-
-
-def compute_row_psi(expected: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Return the PSI of each pair of rows of shares, float64 [...]. expected, observed: float64 [..., bins]"""
     expected, observed = fill_empty(expected), fill_empty(observed)
-    return ((observed - expected) * np.log(observed / expected)).sum(axis=-1)
+    return float(((observed - expected) * np.log(observed / expected)).sum())
 
 
 def compute_kl(expected: np.ndarray, observed: np.ndarray) -> float:
@@ -80,11 +107,13 @@ def write_references(folder: Path, references: list[Reference]) -> None:
 
 
 def read_references(folder: Path) -> list[Reference]:
-    """Return the references in a folder, none where it has no such file. Raises ArtifactError."""
+    """Return the references in a folder, none where it has no such file, or one of an older version. Raises ArtifactError."""
     if not (folder / REFERENCES_FILE).is_file():
         return []
     try:
         entries: list[dict[str, Any]] = read_json(folder, REFERENCES_FILE)["features"]
+        if not all("psi_bounds" in entry for entry in entries):
+            return []
         for entry in entries:
             entry.update({name: tuple(value) for name, value in entry.items() if isinstance(value, list)})
         return [Reference(**entry) for entry in entries]

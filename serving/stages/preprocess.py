@@ -171,7 +171,7 @@ class Preprocess:
         self.new_ids.count(state, inputs["history"], self.inputs.items, asked)
         encoded = self.plan(self.inputs.derive_columns(state, inputs, clock_s))
         if self.drift:
-            self.drift.add(encoded.categorical[asked], encoded.continuous[asked])
+            self.drift.add(state.user_ids[asked], encoded.categorical[asked], encoded.continuous[asked])
         return {
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,

@@ -314,8 +314,9 @@ class Rank:
             logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows)
         outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
-            asked = find_asked(inputs["user_id"][:, 0])
-            self.best_items.watch(candidates[asked], outputs["rank_scores"][asked], self.drift)
+            user_ids = inputs["user_id"][:, 0]
+            asked = find_asked(user_ids)
+            self.best_items.watch(user_ids[asked], candidates[asked], outputs["rank_scores"][asked], self.drift)
         # After the drift window, which watches the model's own scores.
         np.add(outputs["rank_scores"], lifts, out=outputs["rank_scores"], where=np.isfinite(logits).all(axis=1, keepdims=True))
         if degraded:

@@ -1,6 +1,6 @@
 """Describe the best item of each request for drift.py: its features as the ranker reads them, and its score.
 
-Only the best: the items of one list are alike, and the bound of drift holds for rows that do not depend on each other.
+Only the best: the items of one list are alike, and the bound of drift counts how many rows are of one user, not of one list.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class BestItems:
         """Names of the columns of `describe`: categories, then numbers."""
         return (*self.categorical, *self.continuous, SCORE)
 
-    def watch(self, candidates: np.ndarray, rank_scores: np.ndarray, window: DriftWindow) -> None:
+    def watch(self, user_ids: np.ndarray, candidates: np.ndarray, rank_scores: np.ndarray, window: DriftWindow) -> None:
         """Add each request's best item to a window, as far as it has room: its categories, and its numbers with the score.
 
-        candidates: int64 [B, C] item positions; rank_scores: float32 [B, C]
+        user_ids: int64 [B]; candidates: int64 [B, C] item positions; rank_scores: float32 [B, C]
         """
         categories, numbers = window.view_next_rows(len(candidates))
         write_best(candidates, rank_scores, self.rows, self.numbers, categories, numbers)
-        window.keep(len(categories))
+        window.keep(user_ids[: len(categories)])
 
     def describe(self, candidates: np.ndarray, rank_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what `watch` adds: categories, int64 [B, Fi], and numbers with the score, float32 [B, Gi + 1]."""

@@ -67,7 +67,7 @@ def published_metrics() -> set[str]:
     gateway = metric_names(GatewayMetrics().render_page().decode())
     names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
-    window.add(np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
+    window.add(np.arange(WINDOW_ROWS), np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
     shown = ShownWindow(ItemIndex(np.arange(3)))
     shown.add(np.zeros((WINDOW_ROWS, 1), np.int64))
     requests = {measured.name for source in (window, shown, NewIds()) for measured in source.list_measurements()}

@@ -6,22 +6,21 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from serving.contract.distributions import Reference, compute_kl, compute_psi
+from serving.contract.distributions import BOUND_ROWS, Reference, compute_kl, compute_psi, compute_same_user
+from serving.contract.tensors import MISSING_INT
 from serving.stages.features.drift import NEW_ROWS, WINDOW_ROWS, DriftWindow
-from trials.drift import FALSE_ALARMS, bound_psi, compute_psi_bound, describe_categories, describe_numbers
+from trials.drift import FALSE_ALARMS, bound_psi, compute_psi_bounds, describe_categories, describe_numbers
 
 FEATURES = 20  # that share FALSE_ALARMS
 REFERENCE = np.random.default_rng(0).lognormal(size=10_000)
 
 
 def bounded(reference: Reference) -> Reference:
-    return replace(
-        reference, psi_bound=compute_psi_bound(reference.shares, reference.rows, WINDOW_ROWS, FALSE_ALARMS / FEATURES)
-    )
+    return replace(reference, psi_bounds=compute_psi_bounds(reference.shares, reference.rows, FALSE_ALARMS / FEATURES))
 
 
 def alarms(reference: Reference, window: np.ndarray) -> bool:
-    return compute_psi(np.asarray(reference.shares), reference.count_shares(window)) > reference.psi_bound
+    return compute_psi(np.asarray(reference.shares), reference.count_shares(window)) > reference.find_bound(len(window))
 
 
 @pytest.fixture(scope="module")
@@ -70,28 +69,27 @@ def test_psi_and_kl_by_hand():
 
 
 @pytest.mark.parametrize("chance", [0.001, FALSE_ALARMS, FALSE_ALARMS / FEATURES])
-@pytest.mark.parametrize("rows", [500, 5_000])
+@pytest.mark.parametrize("rows", [512, 1_000, 2_000])
 def test_the_bound_of_large_bins_is_that_of_theory(rows, chance):
     """The PSI of two samples is then (1/n + 1/m) times a chi-square of bins - 1 degrees of freedom."""
     expected = (1 / 10_000 + 1 / rows) * chi2.isf(chance, 9)
-    assert compute_psi_bound([0.1] * 10, 10_000, rows, chance) == pytest.approx(expected, rel=0.05)
+    reference = Reference("price", 10_000, (0.1,) * 10, psi_bounds=compute_psi_bounds([0.1] * 10, 10_000, chance))
+    assert reference.find_bound(rows) == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.parametrize("rows", BOUND_ROWS[:2])
 @pytest.mark.parametrize("shares", [[0.1] * 10, [0.955, *[0.005] * 9]], ids=["equal", "rare"])
-def test_windows_exceed_the_bound_as_often_as_stated(shares):
+def test_windows_exceed_the_bound_as_often_as_stated(shares, rows):
     generator, chance, samples = np.random.default_rng(7), 0.01, 5_000
-    bound = compute_psi_bound(shares, 1_000, WINDOW_ROWS, chance)
-    pairs = zip(*(generator.multinomial(n, shares, samples) / n for n in (1_000, WINDOW_ROWS)), strict=True)
-    exceeding = np.mean([compute_psi(expected, observed) > bound for expected, observed in pairs])
+    bounds = compute_psi_bounds(shares, 1_000, chance)
+    pairs = zip(*(generator.multinomial(n, shares, samples) / n for n in (1_000, rows)), strict=True)
+    exceeding = np.mean([compute_psi(expected, observed) > bounds[BOUND_ROWS.index(rows)] for expected, observed in pairs])
     assert exceeding == pytest.approx(chance, abs=0.004)
 
 
 def test_what_cannot_differ_never_alarms():
-    assert (
-        compute_psi_bound([1.0], 1_000, WINDOW_ROWS, FALSE_ALARMS)
-        == compute_psi_bound([0.0, 0.0], 0, WINDOW_ROWS, FALSE_ALARMS)
-        == np.inf
-    )
+    for reference in (Reference("shop", 1_000, (1.0,)), Reference("shop", 0, (0.0, 0.0))):
+        assert bounded(reference).find_bound(WINDOW_ROWS) == np.inf
 
 
 def read_drift(window: DriftWindow) -> dict[tuple[str, str], float]:
@@ -104,19 +102,28 @@ def find_drifted(window: DriftWindow) -> list[str]:
     return [feature for feature, bound in bounds.items() if values["recommender_drift_psi", feature] > bound]
 
 
-@pytest.fixture
-def watched() -> DriftWindow:
-    """A window of a category, `brand`, and a number, `price`."""
+@pytest.fixture(scope="module")
+def references() -> list[Reference]:
+    """A category, `brand`, and a number, `price`."""
     generator = np.random.default_rng(2)
     brands, prices = generator.integers(3, 9, 5_000), generator.normal(size=5_000).astype(np.float32)
-    return DriftWindow(
-        bound_psi([describe_categories("brand", brands), describe_numbers("price", prices)], WINDOW_ROWS), categorical=1
-    )
+    return bound_psi([describe_categories("brand", brands), describe_numbers("price", prices)], 0.0)
 
 
-def send(window: DriftWindow, batches: int, generator: np.random.Generator, price: float = 0.0) -> None:
-    for _ in range(batches):
-        window.add(generator.integers(3, 9, (5, 1)), generator.normal(price, size=(5, 1)).astype(np.float32))
+@pytest.fixture
+def watched(references) -> DriftWindow:
+    return DriftWindow(references, categorical=1)
+
+
+def send(
+    window: DriftWindow, batches: int, generator: np.random.Generator, price: float = 0.0, of_one_user: int = 1, user: int = 0
+) -> None:
+    """Send batches of five requests. of_one_user: requests of each user, all alike; user: of all, 0 for others in each batch"""
+    users = 5 * batches // of_one_user
+    values = generator.integers(3, 9, (users, 1)), generator.normal(price, size=(users, 1)).astype(np.float32)
+    user_ids = np.full(users, user) if user else generator.integers(1, 2**62, users)
+    for rows in np.repeat(np.arange(users), of_one_user).reshape(-1, 5):
+        window.add(user_ids[rows], *(column[rows] for column in values))
 
 
 def test_a_full_window_is_reported_and_alarms_only_for_what_moved(watched):
@@ -148,6 +155,50 @@ def test_a_drift_is_found_within_a_window_whenever_it_began(watched, stationary)
 def test_a_batch_beyond_the_end_of_the_ring_is_cut(watched):
     generator = np.random.default_rng(5)
     rows = WINDOW_ROWS + 5
-    watched.add(generator.integers(3, 9, (rows, 1)), generator.normal(size=(rows, 1)).astype(np.float32))
+    watched.add(np.arange(rows), generator.integers(3, 9, (rows, 1)), generator.normal(size=(rows, 1)).astype(np.float32))
     assert read_drift(watched)["recommender_drift_windows_total", ""] == 1
     assert find_drifted(watched) == []
+
+
+@pytest.mark.parametrize("of_one_user", [1, 5, 10])
+def test_stationary_requests_raise_no_alarm_however_many_each_user_sends(watched, of_one_user):
+    generator = np.random.default_rng(6)
+    send(watched, WINDOW_ROWS // 5, generator, of_one_user=of_one_user)
+    for _ in range(50 * (WINDOW_ROWS // NEW_ROWS)):
+        assert find_drifted(watched) == []
+        send(watched, NEW_ROWS // 5, generator, of_one_user=of_one_user)
+    independent = read_drift(watched)["recommender_drift_independent_requests", ""]
+    assert independent == pytest.approx(WINDOW_ROWS / of_one_user, rel=0.01)
+
+
+@pytest.mark.parametrize("of_one_user", [1, 5, 10])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drift_is_found_however_many_requests_each_user_sends(watched, of_one_user, seed):
+    generator = np.random.default_rng(seed)
+    send(watched, WINDOW_ROWS // 5, generator, of_one_user=of_one_user)
+    send(watched, WINDOW_ROWS // 5, generator, price=1.0, of_one_user=of_one_user)
+    assert find_drifted(watched) == ["price"]
+
+
+def test_requests_without_a_user_count_one_by_one(watched):
+    send(watched, WINDOW_ROWS // 5, np.random.default_rng(8), price=0.3, user=MISSING_INT)
+    assert read_drift(watched)["recommender_drift_independent_requests", ""] == WINDOW_ROWS
+    assert find_drifted(watched) == ["price"]
+
+
+def test_users_who_come_as_often_as_in_the_log_leave_the_bound_as_it_is():
+    """Independent requests of a log whose ten largest users make two fifths of it repeat them as well."""
+    generator = np.random.default_rng(9)
+    shares = np.append(np.full(10, 0.04), np.full(5_000, 0.6 / 5_000))
+    prices = generator.normal(size=len(shares))
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        users = generator.choice(len(shares), count, p=shares)
+        return users, np.empty((count, 0), np.int64), prices[users, None].astype(np.float32)
+
+    users, _, known = draw(10_000)
+    window = DriftWindow(bound_psi([describe_numbers("price", known[:, 0])], compute_same_user(users)), categorical=0)
+    window.add(*draw(WINDOW_ROWS))
+    values = read_drift(window)
+    assert values["recommender_drift_independent_requests", ""] > 0.7 * WINDOW_ROWS
+    assert find_drifted(window) == []

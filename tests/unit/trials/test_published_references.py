@@ -62,7 +62,7 @@ def test_the_best_items_are_described_as_the_ranker_reads_them(pipeline):
     column = [own.name for own in Plan.load(folder / "item_plan").continuous].index("catalogue_unit_price")
     price = np.load(folder / "item_numbers.npy")[ItemIndex.load(folder / "item_ids.npy").find_positions(best), column]
     reference = references["catalogue_unit_price"]
-    assert compute_psi(np.asarray(reference.shares), reference.count_shares(price)) < reference.psi_bound < np.inf
+    assert compute_psi(np.asarray(reference.shares), reference.count_shares(price)) < reference.find_bound(WINDOW_ROWS) < np.inf
 
 
 def find_alarms(rank: Rank) -> set[str]:
