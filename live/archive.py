@@ -6,7 +6,6 @@ events in both places; readers skip the copies by their sequence.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.contract.durable import make_durable
+from serving.contract.durable import replace_durably
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
 from serving.live.reader import Reader, Snapshot
 from serving.live.store import ARCHIVE
@@ -133,16 +132,8 @@ def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Replace a Parquet file as a whole, readable by its owner alone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    make_durable(path.parent)
+    with replace_durably(path) as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def to_table(sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> pa.Table:

@@ -29,7 +29,7 @@ from live.erase import PROOFS, erase_user
 from live.exposures import FOLDER as EXPOSURES
 from live.exposures import digest_user, list_exposure_files
 from live.maintenance import lock
-from serving.contract.durable import make_durable
+from serving.contract.durable import append_durably, make_durable
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.events import USER_CHANGED
 from serving.live.reader import Reader
@@ -262,10 +262,7 @@ def carry_erasures(replaced: Path, restored: Path) -> int:
             txn.put(mark, b"1", db=store.meta)
     if not proofs:
         return 0
-    with open(os.open(restored / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-        file.writelines(f"{proof}\n" for proof in proofs)
-        file.flush()
-        os.fsync(file.fileno())
+    append_durably(restored / PROOFS, "".join(f"{proof}\n" for proof in proofs))
     digests = {json.loads(proof)["user_digest"] for proof in proofs}
     user_ids = [user_id for user_id in list_user_ids(restored) if digest_user(user_id) in digests]
     if user_ids:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ import pyarrow as pa
 from live.archive import Segment, list_segments, read_log, read_segment, to_table, write_table
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
+from serving.contract.durable import append_durably
 from serving.contract.errors import RecommenderError
 from serving.live.event_ids import forget_id
 from serving.live.events import (
@@ -96,10 +96,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
     erasure = Erasure(digest_user(user_id), read_wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
-    with open(os.open(folder / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-        file.write(json.dumps(asdict(erasure)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_durably(folder / PROOFS, json.dumps(asdict(erasure)) + "\n")
     if any(erasure.left.values()):
         raise RecommenderError(
             f"User {user_id} still has {erasure.left}: events arrived meanwhile. Stop sending them, and erase again."

@@ -10,7 +10,6 @@ reader may just have listed them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from live.archive import write_table
 from live.exposures import FOLDER, MERGES_FILE, list_all_files, list_exposure_files, parse_written_ms, read_file
-from serving.contract.durable import make_durable
+from serving.contract.durable import make_durable, replace_durably
 
 HOUR_MS = 3_600_000
 MERGED_BYTES = 8 << 20  # together, before they are merged; some 50 MB in memory
@@ -91,10 +90,5 @@ def choose_name(written_ms: int, taken: set[str]) -> str:
 
 def record_merges(folder: Path, merges: Mapping[str, Sequence[str]]) -> None:
     """Make durable what `read_merges` returns."""
-    new = folder / f"{MERGES_FILE}.new"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(merges, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / MERGES_FILE)
-    make_durable(folder)
+    with replace_durably(folder / MERGES_FILE) as file:
+        file.write(json.dumps(merges).encode())

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from live.archive import write_table
+from serving.contract.durable import replace_durably
 from serving.contract.errors import ArtifactError
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import Sources
@@ -217,9 +218,8 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
         removed.append(path)
         total -= size
     if removed and (until_ms := parse_written_ms(removed[-1])) > read_removed_ms(folder):
-        new = folder / f"{REMOVED_FILE}.{os.getpid()}.new"
-        new.write_text(json.dumps({"until_ms": until_ms}) + "\n")
-        new.replace(folder / REMOVED_FILE)
+        with replace_durably(folder / REMOVED_FILE) as file:
+            file.write(json.dumps({"until_ms": until_ms}).encode())
     return removed
 
 
@@ -266,13 +266,9 @@ def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     with hold_lock(folder / FOLDER / ERASED_LOCK):
         marks = {user: at_ms for user, at_ms in _read_marks(folder / FOLDER).items() if at_ms > erased_ms - 1_000 * MARKED_S}
         marks[digest_user(user_id)] = erased_ms
-        lines = [json.dumps({"user": user, "erased_ms": at_ms}) for user, at_ms in marks.items()]
-        new = folder / FOLDER / f"{ERASED}.new"
-        with open(new, "w") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(folder / FOLDER / ERASED)
+        lines = [json.dumps({"user": user, "erased_ms": at_ms}) + "\n" for user, at_ms in marks.items()]
+        with replace_durably(folder / FOLDER / ERASED) as file:
+            file.write("".join(lines).encode())
     count, listed = 0, set(list_exposure_files(folder / FOLDER))
     for path in list_all_files(folder / FOLDER):
         if (table := read_file(path)) is None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def make_durable(path: Path) -> None:
@@ -14,6 +18,38 @@ def make_durable(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def replace_durably(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` as a whole, durable and readable by its owner alone, when the block ends.
+
+    If the block fails, or a crash comes first, `path` stays as it was. Raises OSError.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    make_durable(path.parent)
+
+
+def append_durably(path: Path, text: str) -> None:
+    """Add text to a file that its owner alone may read; nothing of it if the disk is full. Raises OSError."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
+        size, line = file.seek(0, os.SEEK_END), text.encode()
+        try:
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+    make_durable(path.parent)
 
 
 def make_file_system_durable(folder: Path) -> None:
