@@ -48,9 +48,9 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
     """Serve a repository at `port` until the process is told to stop. server: host:port of gRPC"""
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
     servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
-    hedge_after_s = settings.hedge_after_ms and settings.hedge_after_ms / 1_000
-    recommender = AsyncRecommender(servers, timeouts=timeouts, tls=_choose_tls(settings), hedge_after_s=hedge_after_s)
-    challenger = AsyncRecommender(servers, timeouts=timeouts, tls=_choose_tls(settings), retries=0)
+    tls, hedge_after_s = _choose_tls(settings), settings.hedge_after_s
+    recommender = AsyncRecommender(servers, timeouts=timeouts, tls=tls, hedge_after_s=hedge_after_s)
+    challenger = AsyncRecommender(servers, timeouts=timeouts, tls=tls, retries=0)
     app = create_app(repo, recommender, settings, tokens, traced=start_tracing(), challenger=challenger)
     http = make_http_server(app, settings, port)
     serving = asyncio.create_task(http.serve([open_socket(settings.host, port)]))

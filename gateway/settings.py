@@ -39,7 +39,7 @@ class GatewaySettings(BaseModel):
     server_authorities: Path | None = None  # PEM: who signed the servers' certificates; TLS to the servers
     server_certificate: Path | None = None  # PEM, with `server_key`: shown to servers that require a client certificate
     server_key: Path | None = None
-    hedge_after_ms: float | None = Field(default=None, gt=0)  # a second server is asked after it; None: never
+    hedge_after_ms: float | None = Field(default=None, gt=0)  # a second server is asked after it
     deadline_ms: float = Field(default=250.0, gt=0, le=60_000)  # of a request that names none
     most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)  # that a request may name
     most_in_flight: int = Field(default=256, gt=0)  # recommendations; beyond, the fallback answers
@@ -56,6 +56,11 @@ class GatewaySettings(BaseModel):
     exposure_share: float = Field(default=0.0, ge=0, le=1)  # of answers that the exposure log keeps
     exposure_days: float = Field(default=90.0, gt=0)
     exposure_bytes: int = Field(default=1 << 30, gt=0)
+
+    @property
+    def hedge_after_s(self) -> float:
+        """The seconds after which a second server is asked, if there is one. By default both have the same time to answer."""
+        return (self.hedge_after_ms or self.deadline_ms / 2) / 1_000
 
     @model_validator(mode="after")
     def _refuse_half_a_certificate(self) -> GatewaySettings:

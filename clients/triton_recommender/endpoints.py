@@ -2,7 +2,7 @@
 
     call ─▶ first endpoint whose breaker admits it ─▶ answer
                 └─▶ unavailable, overloaded, a dead stage or too slow: the next endpoint, after a pause once all were tried
-    no answer after hedge_after_s ─▶ the same call to another endpoint; the first answer wins
+    no answer after hedge_after_s, or half of the call's time ─▶ the same call to another endpoint; the first answer wins
 
 Endpoints are in the order of preference: calls go to the first one as long as it answers. Only calls that are safe to repeat
 are retried, and only calls that read are hedged: each machine keeps its own log, so an event sent to two counts on both.
@@ -190,21 +190,34 @@ class _Endpoints:
         if not endpoints:
             raise InvalidRequest("There is no address; expected one or more, such as localhost:8001.")
         self.endpoints, self._policy, self._budget = list(endpoints), policy, RetryBudget()
+        self._closed = False
         self.url = ", ".join(endpoint.transport.url for endpoint in endpoints)
 
     def _attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
+        self._require_open()
         rotated = self.endpoints[first:] + self.endpoints[:first]
         return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)
 
     def _attempts_to_describe(self, model: str, timeout_s: float) -> _Attempts:
         """Return attempts that give each endpoint an equal part of the time: no request is answered without a description."""
+        self._require_open()
         share_s, others = timeout_s / len(self.endpoints), len(self.endpoints) - 1
         attempt_s = share_s if self._policy.attempt_s is None else min(share_s, self._policy.attempt_s)
         policy = replace(self._policy, attempt_s=attempt_s, retries=max(self._policy.retries, others))
         return _Attempts(model, self.endpoints, policy, self._budget, timeout_s, safe=True)
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InvalidRequest("The client is closed; expected no call after that. Make another client.")
+
     def _is_hedged(self, call: Call) -> bool:
+        self._require_open()
         return self._policy.hedge_after_s is not None and call.is_read and len(self.endpoints) > 1
+
+    def _choose_hedge_s(self, call: Call) -> float:
+        """Return after how many seconds a hedged call is sent again: early enough for the second server to answer in time."""
+        hedge_after_s = cast(float, self._policy.hedge_after_s)  # not None, because this call is hedged
+        return hedge_after_s if call.timeout_s is None else min(hedge_after_s, call.timeout_s / 2)
 
 
 class Endpoints(_Endpoints):
@@ -227,6 +240,7 @@ class Endpoints(_Endpoints):
         return self._hedge(call) if self._is_hedged(call) else self._infer(call)
 
     def close(self) -> None:
+        self._closed = True
         for endpoint in self.endpoints:
             endpoint.transport.close()
         if self._threads is not None:
@@ -251,7 +265,7 @@ class Endpoints(_Endpoints):
         started_s = time.monotonic()
         threads = cast(ThreadPoolExecutor, self._threads)  # not None, because this call is hedged
         pending = {threads.submit(self._infer, call)}
-        done, pending = wait(pending, self._policy.hedge_after_s)
+        done, pending = wait(pending, self._choose_hedge_s(call))
         if not done:
             left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
             pending.add(threads.submit(self._infer, replace(call, timeout_s=left_s), 1))
@@ -279,6 +293,7 @@ class AsyncEndpoints(_Endpoints):
         return await (self._hedge(call) if self._is_hedged(call) else self._infer(call))
 
     async def close(self) -> None:
+        self._closed = True
         for endpoint in self.endpoints:
             await endpoint.transport.close()
 
@@ -304,7 +319,7 @@ class AsyncEndpoints(_Endpoints):
         started_s = time.monotonic()
         pending = {asyncio.create_task(self._infer(call))}
         try:
-            done, pending = await asyncio.wait(pending, timeout=self._policy.hedge_after_s)
+            done, pending = await asyncio.wait(pending, timeout=self._choose_hedge_s(call))
             if not done:
                 left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
                 pending.add(asyncio.create_task(self._infer(replace(call, timeout_s=left_s), 1)))

@@ -45,8 +45,9 @@ class Recommender(SharedClient):
     priority:      1 is served first, if the repository was exported with priority levels (off by default); 0: server's default
     retries:       further attempts inside the timeout. Only calls that are safe to repeat get any: `recommend` always,
                    `observe` if every event has an event_id, `upsert` never
-    hedge_after_s: send a call that is safe to repeat to a second endpoint if the first has not answered after so many seconds;
-                   the first answer wins. The server's p95 is a good value: then one call in twenty is sent twice.
+    hedge_after_s: send a call of `recommend` to a second endpoint if the first has not answered after so many seconds, or
+                   after half of the call's time; the first answer wins. The server's p95 is a good value: then one call in
+                   twenty is sent twice.
     tls:           root certificates, and the client's own where the server asks for them
     headers:       sent with every request, such as {"authorization": "Bearer …"}
     catalogue:     puts names and titles into answers, and resolves the ids of shops whose ids are text

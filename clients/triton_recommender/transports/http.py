@@ -6,6 +6,7 @@ tritonclient encodes and decodes the bodies. Its own HTTP client is tied to one 
 from __future__ import annotations
 
 import json
+import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -79,11 +80,12 @@ class _Http:
 
 
 class HttpTransport(_Http):
-    """Blocking transport. Threads may share it. url: http://host:port or https://host:port."""
+    """Blocking transport. Threads and forked processes may share it. url: http://host:port or https://host:port."""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, headers)
-        self._pool = urllib3.PoolManager(maxsize=POOL_SIZE, ssl_context=make_ssl_context(tls), retries=False)
+        self._ssl = make_ssl_context(tls)
+        self._connect()
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
         return self._get(f"v2/models/{model}/config", timeout_s, describe_model)
@@ -92,7 +94,7 @@ class HttpTransport(_Http):
         body, headers = self._encode(call)
         with self._translate_errors(call.timeout_s, call):
             url = f"{self.url}/{make_path(call)}"
-            response = self._pool.request("POST", url, body=body, headers=headers, timeout=_limit(call.timeout_s))
+            response = self._request("POST", url, call.timeout_s, headers, body)
             return decode_outputs(
                 self._check_status(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH)
             )
@@ -100,7 +102,7 @@ class HttpTransport(_Http):
     def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translate_errors(timeout_s):
             url = f"{self.url}/v2/models/{model}/ready"
-            return self._pool.request("GET", url, headers=self._headers, timeout=_limit(timeout_s)).status == 200
+            return self._request("GET", url, timeout_s, self._headers).status == 200
 
     def generation(self, timeout_s: float | None) -> int | None:
         return self._get(f"v2/models/{RECOMMEND}", timeout_s, read_generation)
@@ -108,9 +110,20 @@ class HttpTransport(_Http):
     def close(self) -> None:
         self._pool.clear()
 
+    def _connect(self) -> None:
+        self._pool = urllib3.PoolManager(maxsize=POOL_SIZE, ssl_context=self._ssl, retries=False)
+        self._process = os.getpid()
+
+    def _request(
+        self, method: str, url: str, timeout_s: float | None, headers: Mapping[str, str], body: bytes | None = None
+    ) -> urllib3.BaseHTTPResponse:
+        if self._process != os.getpid():  # forked: on connections of the parent, requests of both would be mixed
+            self._connect()
+        return self._pool.request(method, url, body=body, headers=headers, timeout=urllib3.Timeout(total=timeout_s))
+
     def _get(self, path: str, timeout_s: float | None, read: Callable[[Any], T]) -> T:
         with self._translate_errors(timeout_s):
-            response = self._pool.request("GET", f"{self.url}/{path}", headers=self._headers, timeout=_limit(timeout_s))
+            response = self._request("GET", f"{self.url}/{path}", timeout_s, self._headers)
             return _parse_json(self._check_status(response.status, response.data, timeout_s), read)
 
 
@@ -224,10 +237,6 @@ def _refuse_foreign() -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InferenceServerException(f"the answer is no JSON of this protocol: {error!r}") from error
-
-
-def _limit(timeout_s: float | None) -> urllib3.Timeout:
-    return urllib3.Timeout(total=timeout_s)
 
 
 def _read_error(body: bytes) -> str:

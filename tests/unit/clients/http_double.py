@@ -28,12 +28,16 @@ class Server(ThreadingHTTPServer):
 
 
 class HttpDouble:
-    """`failures`: statuses and messages to answer the next infer calls with. `headers`: of every infer call."""
+    """`failures`: statuses and messages to answer the next infer calls with.
+
+    `headers`, `connections`: of every infer call, its headers, and the number of its connection.
+    """
 
     def __init__(self, handler: Callable) -> None:
         self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
         self.failures: list[tuple[int, str]] = []
         self.headers: list[dict[str, str]] = []
+        self.connections: list[int] = []
         self._server = Server(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True).start()
@@ -85,6 +89,7 @@ class HttpDouble:
 
             def do_POST(self):
                 double.headers.append(dict(self.headers.items()))
+                double.connections.append(self.client_address[1])
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if double.failures:
                     status, message = double.failures.pop(0)

@@ -277,6 +277,14 @@ def test_a_hanging_first_server_is_given_up_although_hedged_calls_are_answered()
     asyncio.run(run())
 
 
+def test_a_short_call_is_hedged_after_half_of_its_time():
+    async def run():
+        endpoints = AsyncEndpoints([Endpoint(Hanging()), Endpoint(Answering())], Policy(0, None, hedge_after_s=60.0))
+        assert await endpoints.infer(Call({}, timeout_s=1.0)) == {}
+
+    asyncio.run(run())
+
+
 def test_a_hanging_first_server_is_given_up_by_callers_who_stop_waiting():
     async def run():
         endpoints = AsyncEndpoints([Endpoint(Hanging()), Endpoint(Answering())], Policy(0, None, None))

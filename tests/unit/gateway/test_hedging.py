@@ -19,6 +19,7 @@ from triton_recommender import AsyncRecommender, Timeouts
 
 SLOW, QUICK = [1, 2], [3, 4]  # what each server answers
 SLOW_S = 1.0
+PATIENT = GatewaySettings(deadline_ms=5_000)
 
 
 @contextmanager
@@ -33,12 +34,18 @@ def two_servers() -> Iterator[tuple[GrpcDouble, GrpcDouble]]:
         quick.stop()
 
 
-def ask(repo: Path, urls: list[str], hedge_after_s: float | None, count: int = 1) -> list[dict]:
+def ask(
+    repo: Path,
+    urls: list[str],
+    hedge_after_s: float | None,
+    count: int = 1,
+    settings: GatewaySettings = PATIENT,
+) -> list[dict]:
     """Return the answers of a new gateway to `count` requests, sent one after the other."""
 
     async def ask_all() -> list[dict]:
         recommender = AsyncRecommender(urls, timeouts=Timeouts(5.0), hedge_after_s=hedge_after_s)
-        app = create_app(repo, recommender, GatewaySettings(deadline_ms=5_000))
+        app = create_app(repo, recommender, settings)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             answers = [(await http.get("/v1/recommendations", params={"user": "7"})).json() for _ in range(count)]
         await recommender.close()
@@ -81,6 +88,15 @@ def test_a_second_server_answers_where_the_first_is_slow(repo, hedge_after_s, sh
         assert items_of(answer) == shown
         assert len(slow.metadata) == 1
         assert len(quick.metadata) == (hedge_after_s is not None)
+
+
+def test_a_first_server_that_hangs_is_not_waited_for_with_the_defaults(repo):
+    with two_servers() as (hanging, quick):
+        settings = GatewaySettings(servers=(quick.url,), deadline_ms=2_000.0)
+        hanging.delay_s = 10.0
+        answers = ask(repo, [hanging.url, *settings.servers], settings.hedge_after_s, count=2, settings=settings)
+        assert [answer["degraded"] for answer in answers] == [[], []]
+        assert [items_of(answer) for answer in answers] == [QUICK, QUICK]
 
 
 def test_a_first_server_in_time_is_the_only_one_that_is_asked(repo):

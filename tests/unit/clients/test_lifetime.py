@@ -1,0 +1,54 @@
+"""Clients that are forked, and clients that are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import triton_recommender
+from tests.unit.clients.conftest import ANSWER
+from triton_recommender import AsyncRecommender, InvalidRequest, Recommender
+
+FORK = """
+import os, sys
+from triton_recommender import Recommender
+
+with Recommender(sys.argv[1], timeouts=20.0) as shop:
+    shop.recommend(1)
+    child = os.fork()
+    shop.recommend(1)
+    if child:
+        sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_process_has_connections_of_its_own(http):
+    """Otherwise, the bytes of its requests would be mixed with those of its parent."""
+    env = os.environ | {"PYTHONPATH": str(Path(triton_recommender.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", FORK, http.url], check=True, timeout=60, env=env)
+    assert len(http.connections) == 3
+    assert len(set(http.connections)) == 2
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_closed_client_refuses_calls(protocol, server, http):
+    url = {"grpc": server.url, "http": http.url}[protocol]
+    with Recommender(url, timeouts=20.0) as shop:
+        assert shop.recommend(1) == ANSWER
+    shop.close()
+    with pytest.raises(InvalidRequest, match="The client is closed"):
+        shop.recommend(1)
+
+    async def call_closed() -> None:
+        async with AsyncRecommender(url, timeouts=20.0) as shop:
+            assert await shop.recommend(1) == ANSWER
+        await shop.close()
+        with pytest.raises(InvalidRequest, match="The client is closed"):
+            await shop.recommend(1)
+
+    asyncio.run(call_closed())
