@@ -16,7 +16,7 @@ from server.condition import examine
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import find_served_generation
-from server.health import wait_ready
+from server.health import is_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.lock import hold_start_lock
 from server.log import explain, explain_end
@@ -141,6 +141,10 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         settings = running.settings | {name: value for name, value in requested.items() if value is not None}
     elif running:
         _refuse_other_settings(running, requested)
+        if not is_ready(running.grpc_url):  # whoever started it was ended, and did not stop it
+            again = f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again"
+            typer.echo(f"waiting for a server that is starting, or hangs: {_describe(running)}. {again}", err=True)
+            wait_ready(running.grpc_url, timeout_s)
         settings |= running.settings  # a server that cannot move is restarted with its settings
         if _move_to_pinned(running):
             typer.echo(f"already running: {_describe(running)}")

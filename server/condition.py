@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -16,13 +18,15 @@ from repository.applied_rules import find_rules_folder
 from server.clock import describe_wrong_clock
 from server.health import describe_unready, open_local_client, read_model_states
 from server.log import explain_end
-from server.processes import count_lost_stubs, is_running
+from server.processes import count_lost_stubs, find_server_members, is_running
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.tensors import ENSEMBLE, PROBE_USER_ID, USER_ID
+from serving.live.store import DATA_FILE
 
 QUESTION_TIMEOUT_S = 3.0
 LEAST_FREE_BYTES = 256 << 20  # on the disk of the live store
+REMOVED_STORE = re.compile(rf"/{re.escape(DATA_FILE)} \(deleted\)$", re.MULTILINE)  # in the list of what a process has mapped
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     if states is None:
         starts = "its process runs, but nothing answers there: it is starting, or it hangs"
         return Condition(starts if state is not None else describe_unready(None))
-    warnings = (describe_full_disk(state.repo), describe_wrong_clock(state.repo)) if state else ()
+    warnings = _list_warnings(state) if state else ()
     facts = ", ".join(filter(None, (_describe_models(states), *warnings)))
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(
@@ -64,6 +68,22 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
         return Condition(str(error), facts)
     latency = f"{ENSEMBLE} answered in {1000 * (time.monotonic() - started_s):.0f} ms"
     return Condition("", ", ".join(part for part in (latency, facts) if part))
+
+
+def _list_warnings(state: ServerState) -> tuple[str, ...]:
+    return describe_removed_store(state), describe_full_disk(state.repo), describe_wrong_clock(state.repo)
+
+
+def describe_removed_store(state: ServerState) -> str:
+    """Return a message if a server has a live store open that was removed or replaced since; "" otherwise."""
+    for process in find_server_members(state.tag):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if REMOVED_STORE.search(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")):
+                return (
+                    "its live store was removed or replaced, so events are refused (docs/operating.md: put a backup back, if "
+                    "there is one, and restart the server)"
+                )
+    return ""
 
 
 def describe_full_disk(repo: Path) -> str:

@@ -53,8 +53,10 @@ def build_backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
     """Return the folder for --backend-directory. It is built under `run_dir`, again whenever the wheel or Python changes."""
     backends = run_dir / "backends" / f"python{PYTHON_VERSION}"
     folder = backends / "python"
+    no_bytecode = "__pycache__"  # an empty file: Python writes nothing beside the sources, so that the folder stays as built
     sources = {source.name: source.resolve() for source in (*wheel.backend.iterdir(), wheel.stub) if source.is_file()}
-    if folder.is_dir() and {entry.name: entry.resolve() for entry in folder.iterdir()} == sources:
+    built = {entry.name: entry.resolve() for entry in folder.iterdir()} if folder.is_dir() else {}
+    if built.pop(no_bytecode, folder).is_file() and built == sources:
         return backends
     # built under another name and renamed, because two servers may start at the same time
     fresh = backends.with_name(f"{backends.name}.{os.getpid()}")
@@ -62,6 +64,7 @@ def build_backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
     (fresh / "python").mkdir(parents=True)
     for name, source in sources.items():
         (fresh / "python" / name).symlink_to(source)
+    (fresh / "python" / no_bytecode).touch()
     shutil.rmtree(backends, ignore_errors=True)
     try:
         fresh.rename(backends)

@@ -38,6 +38,7 @@ from server.environment import RUN_DIR, build_backend_directory, build_server_en
 from server.memory import check_memory
 from server.ports import LOOPBACK, Ports, check_free, check_host, choose_reachable_host, find_free_ports, listens
 from server.private_arguments import start_privately
+from server.signals import name_signal
 from server.stall import StallWatch
 from server.state import ServerState
 from server.tls import ServerTls
@@ -271,8 +272,12 @@ class TritonServer:
             text = self.log_path.read_text(errors="replace")
             if may_retry and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
                 return "was ended by a race for shared memory"
+            if process.poll() == -signal.SIGTERM:
+                raise ServerError("The server was stopped while it started (SIGTERM, as of `make stop`). Start it again.")
             if process.poll() is not None:  # before readiness, because another server may answer at this address
-                raise ServerError(self._describe_failure(f"ended with exit code {process.returncode}", log.explain(text)))
+                code = process.returncode
+                ended = f"was ended by {name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+                raise ServerError(self._describe_failure(ended, log.explain(text)))
             # tritonserver opens its metrics page last
             if health.is_ready(self.grpc_url) and listens(self.ports.metrics, choose_reachable_host(self.host)):
                 return ""

@@ -15,7 +15,6 @@ from serving.contract.errors import ConfigError, ServerError
 
 LOOPBACK = "127.0.0.1"
 ANY_ADDRESS = "0.0.0.0"
-IP = (socket.AF_INET, socket.AF_INET6)
 FIRST_OPEN_PORT = 1024  # every user may listen from here on
 # Free ports are chosen here. Linux gives those above 32,767 to outgoing connections, and may do so before a server takes one.
 CHOSEN_FROM = range(10_000, 20_000)
@@ -70,14 +69,15 @@ def check_free(ports: Ports) -> None:
 
 
 def check_host(host: str) -> None:
-    """Raise ServerError when no server of this machine can listen at an address."""
+    """Raise ServerError when no server of this machine can listen at an address, which for tritonserver must be one of IPv4."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        with socket.socket() as sock:
             sock.bind((host, 0))
     except OSError as error:
-        own = sorted({address.address for known in psutil.net_if_addrs().values() for address in known if address.family in IP})
+        addresses = (address for known in psutil.net_if_addrs().values() for address in known)
+        own = sorted({address.address for address in addresses if address.family == socket.AF_INET})
         raise ServerError(
-            f"No server can listen at {host} ({error.strerror or error}). Expected an address of this machine "
+            f"No server can listen at {host} ({error.strerror or error}). Expected an IPv4 address of this machine "
             f"({', '.join(own)}) or {ANY_ADDRESS}, which is all of them."
         ) from error
 

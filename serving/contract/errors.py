@@ -12,6 +12,7 @@
 Messages give the fact, then what was expected, then the remedy.
 """
 
+import errno
 import sys
 from collections.abc import Callable
 
@@ -62,3 +63,7 @@ def run_program(program: Callable[[], object]) -> None:
         sys.exit(
             f"error: {error.filename}: permission denied. Run the command as the user who owns it, or give this user access."
         )
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        sys.exit(f"error: {error}. Free space, or make the folder writable, and run the command again.")

@@ -185,6 +185,15 @@ def test_a_file_of_another_user_ends_the_command_with_one_line():
         run_program(refuse)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_cannot_be_written_ends_the_command_with_one_line(code):
+    def fail():
+        raise OSError(code, "No room", "/srv/models/lock")
+
+    with pytest.raises(SystemExit, match=r"^error: .*No room: '/srv/models/lock'\. Free space, or make the folder writable"):
+        run_program(fail)
+
+
 def test_traces(tmp_path):
     tables = read_description(DEFAULTS).specs
     np.save(tmp_path / "keys.npy", np.arange(3))

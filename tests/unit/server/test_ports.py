@@ -78,7 +78,8 @@ def test_an_address_of_this_machine_is_accepted(host):
     check_host(host)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_of_another_machine_is_refused_with_our_own(host):
-    with pytest.raises(ServerError, match=rf"No server can listen at {host} \(.+\)\. Expected .*127\.0\.0\.1.* or 0\.0\.0\.0"):
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "::1"])
+def test_an_address_of_another_machine_or_of_ipv6_is_refused_with_our_own(host):
+    expected = r"Expected an IPv4 address of this machine \([^:]*127\.0\.0\.1[^:]*\) or 0\.0\.0\.0"
+    with pytest.raises(ServerError, match=rf"No server can listen at {host} \(.+\)\. {expected}"):
         check_host(host)
