@@ -42,9 +42,9 @@ def build(trt_version: str, version: Path) -> dict:
 
 
 def test_the_script_needs_nothing_but_the_standard_library():
-    from tests.unit.test_layers import imported
+    from tests.unit.test_layers import read_source
 
-    assert {name.split(".")[0] for name in imported(SCRIPT)} <= set(sys.stdlib_module_names) | {"tensorrt"}
+    assert {name.split(".")[0] for name in read_source(SCRIPT).imports} <= set(sys.stdlib_module_names) | {"tensorrt"}
 
 
 def test_the_fake_lacks_what_the_real_packages_lack():

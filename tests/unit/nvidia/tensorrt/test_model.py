@@ -81,9 +81,9 @@ def test_the_stand_in_answers_each_request_as_the_network_does(stand_in, max_bat
 
 
 def test_the_stand_in_needs_nothing_of_this_project():
-    from tests.unit.test_layers import imported
+    from tests.unit.test_layers import read_source
 
-    assert {name.split(".")[0] for name in imported(STAND_IN)} == {
+    assert {name.split(".")[0] for name in read_source(STAND_IN).imports} == {
         "json",
         "os",
         "numpy",
