@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import LocalCluster
+from distributed.utils import get_mp_context
 from nvtabular import Workflow
 
 from serving.contract.errors import ConfigError, DependencyError
@@ -47,8 +48,10 @@ continuous = ["temperature"]
 def workers(tmp_path_factory):
     """A cluster of two worker processes."""
     folder = tmp_path_factory.mktemp("workers")
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder) as cluster:
-        yield cluster
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload(["distributed", "nvtabular"])  # which a worker imports for four seconds
+        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder) as cluster:
+            yield cluster
 
 
 @pytest.fixture
