@@ -23,15 +23,16 @@ def copy_serving_code(folder: Path, modules: Iterable[str]) -> None:
 def find_imported_files(modules: Iterable[str]) -> set[Path]:
     """Return the source files of `modules` and of all modules of `serving` that they import, directly or not."""
     reached: set[Path] = set()
+    seen: set[str] = set()
     pending = list(modules)
     while pending:
         module = pending.pop()
-        path = find_source(module)
-        packages = list_package_files(module)
-        if path in reached:
+        if module in seen:
             continue
-        reached |= {path, *packages}
-        for source in (path, *packages):
+        seen.add(module)
+        sources = (find_source(module), *list_package_files(module))
+        reached.update(sources)
+        for source in sources:
             pending += list_imports(source)
     return reached
 
