@@ -34,6 +34,7 @@ WINDOW_ANSWERS, LEAST_CLICKS = 2_000, 100  # of a window; clicks that a referenc
 SETTLED_S = 3_600.0  # after an answer; only clicks until then count, in references and in windows alike
 OLDEST_S = 7 * 86_400.0  # a window that begins earlier says nothing of today
 BINS, RESAMPLES = 10, 10_000
+AT_ONCE = 100  # resamples, which bounds the memory
 FALSE_ALARMS = 0.001  # chance that a window of a generation as calibrated as ever alarms
 
 
@@ -142,10 +143,15 @@ def bound_error(shown: np.ndarray, clicks: np.ndarray) -> float:
     """
     generator, count = np.random.default_rng(0), len(shown)
     errors = np.empty(RESAMPLES)
-    for number in range(RESAMPLES):
-        drawn, window = (np.bincount(generator.integers(0, count, count), minlength=count).astype(float) for _ in range(2))
-        expected = window @ shown * divide(drawn @ clicks, drawn @ shown)
-        errors[number] = np.abs(expected - window @ clicks).sum() / max(expected.sum(), 1.0)
+    counts = np.hstack([shown, clicks])
+    for start in range(0, RESAMPLES, AT_ONCE):
+        rows = 2 * min(AT_ONCE, RESAMPLES - start)
+        users = generator.integers(0, count, (rows, count)) + count * np.arange(rows)[:, None]
+        drawn = np.bincount(users.ravel(), minlength=rows * count).reshape(rows, count).astype(float) @ counts
+        of_shown, of_clicks = np.hsplit(drawn, 2)
+        expected = of_shown[1::2] * divide(of_clicks[::2], of_shown[::2])
+        missed = np.abs(expected - of_clicks[1::2]).sum(axis=1)
+        errors[start : start + rows // 2] = missed / np.maximum(expected.sum(axis=1), 1.0)
     return float(np.quantile(errors, 1 - FALSE_ALARMS))
 
 
