@@ -42,7 +42,12 @@ class SearchedItems:
     def __post_init__(self) -> None:
         self.lifts = np.zeros(self.search.n_items + 1, np.float32)
 
-    def add_item(self, position: int, templates: np.ndarray) -> None:
+    def add_item(self, position: int) -> None:
+        """Serve a new item."""
+        self.newcomers = np.append(self.newcomers, position)
+        self.search.set_servable(position, True)
+
+    def resemble(self, position: int, templates: np.ndarray) -> None:
         """Give a new item the mean vectors of its templates, until `change_item` computes its own by the tower.
 
         Its neighbours are those of the first template; where that is a neighbour of itself, the new item is one of itself.
@@ -54,8 +59,6 @@ class SearchedItems:
             view_writable(array)[position] = array[templates[0]]
         own = view_writable(neighbours.positions)[position]
         own[own == templates[0]] = position
-        self.newcomers = np.append(self.newcomers, position)
-        self.search.set_servable(position, True)
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Compute the vectors of a new item from its columns, and follow the availability of any item."""

@@ -24,8 +24,11 @@ class ItemCategories:
     def __post_init__(self) -> None:
         self.codes = self.content.map_groups(CATEGORY, self.item_category)
 
-    def add_item(self, position: int, templates: np.ndarray) -> None:
+    def add_item(self, position: int) -> None:
         view_writable(self.item_category)[position] = NO_CATEGORY
+
+    def resemble(self, position: int, templates: np.ndarray) -> None:
+        """Do nothing: a category is never guessed."""
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         if "category" in columns:

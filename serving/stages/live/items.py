@@ -16,7 +16,7 @@ from serving.contract.errors import DependencyError
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Change, Reader
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.content import Content
+from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.pairs import NO_PAIRS, StoredPairs
 from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import ItemTrends
@@ -28,8 +28,11 @@ BLOCKS_AT_ONCE = 2  # of MOST_READ_EVENTS events: some 0.1 s. After a time witho
 class ItemArrays(Protocol):
     """The arrays of a stage with one row per item."""
 
-    def add_item(self, position: int, templates: np.ndarray) -> None:
-        """Fill the row of a new item, from items like it: int64 [n] positions, the most alike first."""
+    def add_item(self, position: int) -> None:
+        """Begin the row of a new item, before `resemble` and `change_item`."""
+
+    def resemble(self, position: int, templates: np.ndarray) -> None:
+        """Copy what a new item lacks from items like it: int64 [n] positions, the most alike first. May be called again."""
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Apply all columns that `upsert` set of an item."""
@@ -64,6 +67,7 @@ class LiveItems(Generic[StageArrays]):
     changed_sequence: int = field(default=0, init=False)
     read_sequence: int = field(default=0, init=False)
     n_behind: int = field(default=0, init=False)
+    _tokens: dict[int, set[int]] = field(default_factory=dict, init=False)  # of new items (content.py), by position
 
     def catch_up(self) -> None:
         """Apply everything that has changed until now, however many events that are."""
@@ -126,5 +130,8 @@ class LiveItems(Generic[StageArrays]):
             position = self.items.add(item_id)
             if position == self.items.n_items:  # no row is free: the next export has one for it
                 return
-            self.arrays.add_item(position, self.content.find_most_alike(columns, TEMPLATES))
+            self.arrays.add_item(position)
+        if position >= len(self.items.ids) and (tokens := compute_tokens(columns)) != self._tokens.get(position):
+            self._tokens[position] = tokens
+            self.arrays.resemble(position, self.content.find_most_alike_by_tokens(tokens, TEMPLATES))
         self.arrays.change_item(position, columns)

@@ -38,10 +38,13 @@ class ListedItems:
         groups = self.rules.items["group"]
         self.group_codes = tuple(self.content.map_groups(role, groups[:, role]) for role in range(len(GROUPS)))
 
-    def add_item(self, position: int, templates: np.ndarray) -> None:
-        """Write the rows of a new item. templates: int64 [T] positions of the items most like it"""
-        view_writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
+    def add_item(self, position: int) -> None:
+        """Write the rules' record of a new item."""
         self._begin_record(position)
+
+    def resemble(self, position: int, templates: np.ndarray) -> None:
+        """Write the vector of a new item. templates: int64 [T] positions of the items most like it"""
+        view_writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
 
     def use_rules(self, rules: Rules) -> None:
         """Use other rules. The caller must apply all changes by `upsert` again."""

@@ -40,8 +40,15 @@ class RankedItems:
         groups = self.statistics.groups
         self.group_codes = tuple(self.content.map_groups(role, groups[:, role]) for role in range(len(GROUPS)))
 
-    def add_item(self, position: int, templates: np.ndarray) -> None:
-        """Write the rows of a new item: its id is out of vocabulary, and it was never sold.
+    def add_item(self, position: int) -> None:
+        """Write the statistics of a new item, which was never sold."""
+        statistics = self.statistics
+        view_writable(statistics.popularity)[position] = 0.0
+        view_writable(statistics.popularity_then)[position] = 0.0
+        view_writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days + statistics.elapsed_days[0]
+
+    def resemble(self, position: int, templates: np.ndarray) -> None:
+        """Write the features of a new item, before `change_item` writes those that are known. Its id is out of vocabulary.
 
         Lists, neighbours and, without a plan, all features are copied from the item most like it, the first of `templates`.
         """
@@ -53,9 +60,6 @@ class RankedItems:
             self.features.begin(position)
         if self.trends:
             self.trends.begin(position)
-        view_writable(statistics.popularity)[position] = 0.0
-        view_writable(statistics.popularity_then)[position] = 0.0
-        view_writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days + statistics.elapsed_days[0]
         view_writable(statistics.groups)[position] = NO_CATEGORY
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:

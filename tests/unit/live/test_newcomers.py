@@ -64,7 +64,9 @@ def test_a_new_item_is_taken_again_where_the_item_most_like_it_is():
     positions, weights = np.full((5, 2), 4, np.int32), np.zeros((5, 2), np.float32)
     positions[like], weights[like] = (like, other), (0.7, 0.2)
     search = Search(np.zeros((4, 2), np.float32), Neighbours(positions, weights), np.array([True, True, True, False]))
-    SearchedItems(search, np.zeros((5, 2), np.float32)).add_item(new, np.array([like]))
+    items = SearchedItems(search, np.zeros((5, 2), np.float32))
+    items.add_item(new)
+    items.resemble(new, np.array([like]))
     nothing = Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
     found, scores = search(np.zeros((1, 2), np.float32), np.array([[new]]), nothing, 4)
     assert dict(zip(found[0].tolist(), scores[0].round(6).tolist(), strict=True)) == {
