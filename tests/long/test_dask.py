@@ -15,7 +15,7 @@ from serving.stages.parts.preprocess import make_tensor
 from tests.unit.small_shops import export, shop
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
-from training.features.build import collect_training_columns, find_moments, take_context
+from training.features.build import collect_training_columns, take_context
 from training.features.cluster import Cluster
 from training.features.rows import hold_rows
 
@@ -99,7 +99,8 @@ def test_a_cluster_gives_the_features_of_this_process(settings, dataset, workers
     assert {"describe_stored_column", "categories", "global-moments"} <= workers.scheduler.task_prefixes.keys()
 
     rows = np.arange(len(log))
-    moments, clocks_s = find_moments(here.log, log, rows, settings), log["timestamp"].to_numpy()
+    clocks_s = log["timestamp"].to_numpy()
+    moments = here.log.before(log["user_id"].to_numpy(), clocks_s)
     context = take_context(log, here.context)
     ours, theirs = (features.encode_moments(moments, clocks_s, context) for features in (here, there))
     np.testing.assert_array_equal(theirs.user_categorical, ours.user_categorical)
@@ -118,7 +119,7 @@ def test_a_cluster_gives_the_features_of_this_process(settings, dataset, workers
 
     tensors = {
         name: make_tensor(column).ravel()
-        for name, column in collect_training_columns(here.log, log, rows, here.schema, settings, here.context).items()
+        for name, column in collect_training_columns(here.log, log, rows, here.schema, here.context).items()
     }
     tensors |= {name: column.astype(str) for name, column in tensors.items() if column.dtype == object}
     ours, theirs = (Workflow.load(tmp_path / name) for name in ("here", "there"))

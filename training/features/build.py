@@ -169,7 +169,7 @@ def build_features(
     rng = np.random.default_rng(seed)
 
     def derive_user_rows(chosen: np.ndarray) -> dict[str, np.ndarray]:
-        return collect_training_columns(log, train, chosen, schema, settings, dataset.context_columns)
+        return collect_training_columns(log, train, chosen, schema, dataset.context_columns)
 
     replayed = derive_user_rows(rows[rng.integers(0, len(rows), REPLAY_POOL_ROWS)])
     with hold_rows(len(rows), lambda part: make_frame(derive_user_rows(rows[part])), cluster, say=say) as user_rows:
@@ -221,27 +221,19 @@ def make_event_log(
     return EventLog(train, items, codes, make_profiles(dataset.users, kinds), settings.history_length, aggregates)
 
 
-def find_moments(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
-    """Return the moment up to which each training example sees the log: its second (exclusive), which hides its own basket.
-
-    Without `hide_own_basket`, it sees all earlier rows. rows: int64 [N] of `events`
-    """
-    if not settings.hide_own_basket:
-        return log.before_rows(events, rows)
-    chosen = events.iloc[rows]
-    return log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
-
-
 def collect_training_columns(
     log: EventLog,
     train: pd.DataFrame,
     rows: np.ndarray,
     schema: FeatureSchema,
-    settings: FeatureSettings,
     context: tuple[ContextColumn, ...],
 ) -> dict[str, np.ndarray]:
-    """Return the users' raw columns of all training examples by name, [N]. rows: int64 [N] of `train`."""
-    side, moments, examples = schema.user, find_moments(log, train, rows, settings), train.iloc[rows]
+    """Return the users' raw columns of all training examples by name, [N]. rows: int64 [N] of `train`.
+
+    Each example sees the log up to its second (exclusive), which hides its own basket.
+    """
+    side, examples = schema.user, train.iloc[rows]
+    moments = log.before(examples["user_id"].to_numpy(), examples["timestamp"].to_numpy())
     wanted = {column.name for column in side.categories} | {column.name for column in side.numbers}
     wanted |= {column.source for column in side.bins}
     timestamps, given = examples["timestamp"].to_numpy(), take_context(examples, context)

@@ -27,7 +27,6 @@ class FeatureSettings:
     hash_above: int = 1_000_000  # a column with more distinct values is hashed
     hash_buckets: int = 262_144
     recent_days: float = 30.0  # window of `item_recent_share`; at most a quarter of the log
-    hide_own_basket: bool = True  # events of the same second are not in each other's history
 
 
 @dataclass(frozen=True)

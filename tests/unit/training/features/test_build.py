@@ -15,14 +15,14 @@ from training.dataset import load_dataset, split_log
 from training.dataset.dataset import Dataset
 from training.dataset.description import Description
 from training.features import FeatureSettings, build_features
-from training.features.build import Examples, Features, find_moments, take_context
+from training.features.build import Examples, Features, take_context
 from training.features.items import compute_item_statistics
 
 
 def encode_rows(features: Features, events: pd.DataFrame, rows: np.ndarray) -> Examples:
     """Training rows, int64 [N], of the very frame the features were built from, as the workflow was fitted on them."""
     chosen = events.iloc[rows]
-    moments = find_moments(features.log, events, rows, features.settings)
+    moments = features.log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
     return features.encode_moments(moments, chosen["timestamp"].to_numpy(), take_context(chosen, features.context))
 
 
@@ -158,16 +158,14 @@ def test_huge_vocabularies_are_hashed():
     assert features.user_rows["user_id"] == FIRST_ROW + 11
 
 
-def test_own_basket_can_be_shown():
+def test_events_of_one_second_are_in_no_history_of_each_other():
     dataset = bare_dataset()
     events = dataset.interactions.assign(timestamp=dataset.interactions["timestamp"] // 10**6 * 10**6)
-    hidden = build_features(dataset, events, FeatureSettings(hide_own_basket=True))
-    shown = build_features(dataset, events, FeatureSettings(hide_own_basket=False))
-    rows = np.arange(len(events))
-    n_items = hidden.items.n_items
-    fewer, more = ((encode_rows(f, events, rows).history_positions < n_items).sum() for f in (hidden, shown))
-    assert fewer < more
-    assert (encode_rows(shown, events, rows).history_age_days >= 0).all()
+    features = build_features(dataset, events)
+    examples = encode_rows(features, events, np.arange(len(events)))
+    known = examples.history_positions < features.items.n_items
+    assert known.any()
+    assert examples.history_age_days[known].min() >= 10**6 / 86_400 - 0.01
 
 
 def test_item_statistics_count_positives_up_to_the_clock():

@@ -21,7 +21,7 @@ def test_files_give_the_workflow_of_rows_in_memory(settings):
 
     def derive(part: slice) -> pd.DataFrame:
         rows = np.arange(len(log))[part]
-        return make_frame(collect_training_columns(built.log, log, rows, built.schema, settings, dataset.context_columns))
+        return make_frame(collect_training_columns(built.log, log, rows, built.schema, dataset.context_columns))
 
     plans = []
     for most_in_memory in (1_000, 300):
