@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpc
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from export.build import build_repository
@@ -170,7 +171,7 @@ def measure_quality(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> 
 
 
 def make_table(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
-    table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of the events")
+    table = Table(title=f"{escape(dataset.description.name)}: {len(problem.test_users):,} test users, last 20 % of the events")
     table.caption = "coverage: share of the catalogue in any list; AUC: over the whole catalogue"
     table.add_column("")
     for heading in ("Recall@20", "NDCG@10", "coverage", "AUC"):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from serving.contract.errors import DataError
@@ -31,11 +32,11 @@ def describe(source: str) -> None:
     except DataError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from error
-    table = Table(title=dataset.description.name, show_header=False)
+    table = Table(title=escape(dataset.description.name), show_header=False)
     for fact, value in collect_facts(dataset).items():
-        table.add_row(fact, value)
+        table.add_row(fact, escape(value))
     Console().print(table)
-    Console().print(str(dataset.report), highlight=False)
+    Console().print(str(dataset.report), markup=False, highlight=False)
 
 
 def collect_facts(dataset: Dataset) -> dict[str, str]:

@@ -31,3 +31,13 @@ def test_the_command_prints_the_report_and_refuses_in_one_line(shop):
     assert bad.exit_code == 1
     assert bad.stderr.startswith("There is no data set 'no-such-shop'.")
     assert bad.stdout == ""
+
+
+def test_the_command_prints_brackets_as_they_are(shop):
+    """Rich takes words in brackets for styles."""
+    toml = TOML.replace("corner-shop", "shop [green]") + 'label = "kind"\npositive_at = 5\n'
+    rows = [f"{user},1,2020-01-0{day},{kind}" for user in range(4) for day, kind in ((1, 1), (2, 5))]
+    folder = shop(toml, **{"events.csv": "\n".join(["customer,sku,time,kind", *rows, ""])})
+    output = CliRunner().invoke(app, ["describe", str(folder)], terminal_width=200).output
+    assert "shop [green]" in output
+    assert "[pipeline] filter_seen = false" in " ".join(output.split())
