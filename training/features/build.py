@@ -29,7 +29,7 @@ from training.features.compile import compile_workflow
 from training.features.items import Codes, ItemArrays, collect_item_columns, compute_item_statistics, encode_items
 from training.features.parity import replay
 from training.features.point_in_time import EventLog, Moments
-from training.features.rows import TrainingRows, hold_rows
+from training.features.rows import MOST_IN_MEMORY, TrainingRows, hold_rows
 from training.features.schema import FeatureSchema, FeatureSettings, Side, name_kind
 from training.features.store import collect_seen_items, make_profiles, write_store
 from training.features.workflow import fit_workflow, save_for_serving
@@ -178,8 +178,9 @@ def build_features(
     catalogue = collect_item_columns(dataset.items, schema.item, compute_item_statistics(train, items, log.as_of_s, settings))
     catalogue_frame, sold = make_frame(catalogue), items.find_positions(train["item_id"].to_numpy()[rows])
     item_side = _drop_empty_lists(schema.item, catalogue, sold)
+    most_in_memory = MOST_IN_MEMORY // (1 + _count_list_values(item_side, catalogue, sold) // len(sold))
     with hold_rows(
-        len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster, say=say
+        len(rows), lambda part: catalogue_frame.iloc[sold[part]].reset_index(drop=True), cluster, most_in_memory, say
     ) as item_rows:
         item_plan, item_report = _fit_and_prove(item_side, item_rows, catalogue, settings, rng)
     return Features(
@@ -249,6 +250,12 @@ def _drop_empty_lists(side: Side, catalogue: Mapping[str, RawColumn], sold: np.n
     """Return the side without lists that hold nothing of any sold item: NVTabular cannot be fitted on them. sold: int64 [N]"""
     filled = {name for name, raw in catalogue.items() if isinstance(raw, Ragged) and np.diff(raw.offsets)[sold].any()}
     return replace(side, lists=tuple(column for column in side.lists if column.name in filled))
+
+
+def _count_list_values(side: Side, catalogue: Mapping[str, RawColumn], sold: np.ndarray) -> int:
+    """Return how many values the lists of all sold items have: NVTabular holds each as a row of its own."""
+    lists = [raw for column in side.lists if isinstance(raw := catalogue[column.name], Ragged)]
+    return sum(int(np.diff(raw.offsets)[sold].sum()) for raw in lists)
 
 
 def _fit_and_prove(

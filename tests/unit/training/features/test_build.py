@@ -268,3 +268,21 @@ def test_lists_that_no_sold_item_has_are_left_out(tmp_path, tags):
     features = build_features(dataset, dataset.interactions)
     assert features.item_arrays.lists == {}
     assert "catalogue_tags" not in features.item_rows
+
+
+def test_long_lists_are_fitted_file_by_file_with_the_same_result(tmp_path, monkeypatch):
+    log = [f"{user},{item},{10 * user + item},5" for user in range(20) for item in range(user % 3, 30, 3)]
+    (tmp_path / "dataset.toml").write_text(SHOP_TOML)
+    (tmp_path / "log.csv").write_text("\n".join(["who,sku,when,stars", *log]))
+    catalogue = [f"{item},b{item % 3},{'|'.join(f't{item % 7 + tag}' for tag in range(9))},{item}" for item in range(30)]
+    (tmp_path / "items.csv").write_text("\n".join(["sku,make/brand,tags,price", *catalogue]))
+    dataset, files = load_dataset(tmp_path), list[str]()
+    whole = build_features(dataset, dataset.interactions, say=files.append)
+    assert files == []
+    monkeypatch.setattr("training.features.build.MOST_IN_MEMORY", 1_000)  # more than the rows, fewer than the values of lists
+    parts = build_features(dataset, dataset.interactions, say=files.append)
+    assert len(files) == 2
+    np.testing.assert_array_equal(parts.item_arrays.categorical, whole.item_arrays.categorical)
+    np.testing.assert_array_equal(
+        parts.item_arrays.lists["catalogue_tags"].values, whole.item_arrays.lists["catalogue_tags"].values
+    )
