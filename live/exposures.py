@@ -283,7 +283,11 @@ def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
 
 def count_exposures(folder: Path, user_id: int) -> int:
     """Return the number of logged answers to a user."""
-    return pc.sum(pc.fill_null(pc.equal(read_exposures(folder)["user_id"], user_id), False)).as_py() or 0
+    count = 0
+    for path in list_exposure_files(folder / FOLDER):
+        if (table := read_file(path, ["user_id"])) is not None:
+            count += pc.sum(pc.equal(table["user_id"], user_id)).as_py() or 0
+    return count
 
 
 def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table]]:

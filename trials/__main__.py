@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from math import isfinite, isnan
@@ -13,28 +14,28 @@ from typing import Annotated, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from live.exposures import FOLDER, list_exposure_files, read_exposures
+from live.exposures import FOLDER, list_exposure_files
 from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import STAGES
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, DAY_MS, SHADOW_ARM, read_experiment
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, DAY_MS, read_experiment
 from serving.live.store import find_live_folder
 from trials.calibration import measure_calibration
-from trials.feedback import Feedback, join_feedback, read_events
+from trials.feedback import Feedback, number_users, read_events
 from trials.guard import Guard
 from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import describe_progress, find_start_ms
 from trials.report import AnswerSummary, By, Summary, summarise
-from trials.sequential import Comparison, compare_arms, has_wrong_split
-from trials.split import Split, measure_split, take_latest_share
-from trials.unseen import Reward, find_shadow_lists, pair_answers, read_lists
+from trials.sequential import Arm, Comparison, compare_arms, has_wrong_split
+from trials.shown import read_shown, read_users
+from trials.split import Split, measure_split
+from trials.unseen import MOST_JUDGED, Reward, pair_answers, read_judged_answers, read_lists, read_shadow_lists
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
@@ -61,11 +62,9 @@ def report(
     arms have the share of the users that they should.
     """
     since_ms = 0 if days is None else time.time_ns() // 1_000_000 - int(days * DAY_MS)
-    feedback = read_shown(repo, experiment, since_ms)
-    if generation is not None:
-        feedback = take_generation(feedback, generation)
-    summaries = summarise(feedback, by, repo)
-    if experiment and (split := find_split(repo, experiment)):
+    folder = find_log(repo)
+    summaries = summarise((own for _, own in read_shown(folder, experiment, since_ms, generation)), by, repo)
+    if experiment and (split := find_split(folder, experiment)):
         typer.echo(f"{experiment}: {split.text}.", err=as_json)
     if as_json:
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
@@ -78,25 +77,14 @@ def report(
     Console().print(table)
 
 
-def take_generation(feedback: Feedback, generation: int) -> Feedback:
-    """Return the answers of a generation. Raises TrialError without any."""
-    own = feedback.generations == generation
-    if not own.any():
-        known = ", ".join(map(str, np.unique(feedback.generations)))
-        raise TrialError(f"None of these answers is of generation {generation}; expected one of {known}, which have some.")
-    return feedback.take(own)
-
-
-def find_split(repo: Path, experiment: str) -> Split | None:
+def find_split(folder: Path, experiment: str) -> Split | None:
     """Return the split of an A/B test: since its last change, or as a whole once it is over. None for other experiments."""
-    exposures, folder = read_answers(repo)
-    own, latest = exposures.filter(pc.equal(exposures["experiment"], experiment)), read_experiment(folder)
+    latest = read_experiment(folder)
     if latest is None or latest.name != experiment:
-        return measure_split(own)
+        return measure_split(read_users(folder, experiment, 0))
     if latest.mode != "ab":
         return None
-    own = own.filter(pc.greater_equal(own["time_ms"], find_start_ms(latest)))
-    return measure_split(own, latest.share if latest.runs else None)
+    return measure_split(read_users(folder, experiment, find_start_ms(latest)), latest.share if latest.runs else None)
 
 
 def format_cells(summary: Summary) -> list[str]:
@@ -120,19 +108,17 @@ def compare(
 
     Only the answers since its start or the last change of its share are compared, as by the guard.
     """
-    feedback = read_shown(repo, experiment)
-    arms = [feedback.sum_arm("ctr", arm) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
-    counts, users = [arm.count for arm in arms], (arms[0].users, arms[1].users)
+    champion, challenger, logged_share = sum_arms(read_shown(find_log(repo), experiment))
+    counts, users = [arm["ctr"].count for arm in (champion, challenger)], (champion["ctr"].users, challenger["ctr"].users)
     if not min(counts):
         raise TrialError(
             f"Experiment {experiment!r} has {counts[0]} answers of the champion and {counts[1]} of the challenger; expected "
             "some of both. Wait for more; only A/B tests have these arms, python -m trials progress shows any experiment."
         )
-    comparisons = {
-        metric: compare_arms(feedback.sum_arm(metric, CHAMPION_ARM), feedback.sum_arm(metric, CHALLENGER_ARM))
-        for metric in METRICS
-    }
-    share = find_logged_share(feedback) if share is None else share
+    comparisons = {metric: compare_arms(champion[metric], challenger[metric]) for metric in METRICS}
+    share = logged_share if share is None else share
+    if isnan(share):
+        raise TrialError("An older version logged the answers without the share of their arm. Name it with --share.")
     wrong_split = has_wrong_split(users, (1 - share, share))
     if as_json:
         found = {metric: describe_comparison(comparison) for metric, comparison in comparisons.items()}
@@ -153,12 +139,26 @@ def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]
     return numbers | {"verdict": comparison.verdict}
 
 
-def find_logged_share(feedback: Feedback) -> float:
-    """Return the probability of meeting the challenger, which all answers share. Raises TrialError."""
-    share = float(feedback.assignments[feedback.arms == CHALLENGER_ARM][0])
-    if isnan(share):
-        raise TrialError("An older version logged the answers without the share of their arm. Name it with --share.")
-    return share
+def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm], dict[str, Arm], float]:
+    """Return the sums of champion and challenger by metric, and the logged share of the challenger, NaN if there is none.
+
+    Of each answer, only its arm, its user and its rewards stay in memory.
+    """
+    share, arms, user_ids = float("nan"), [], []
+    rewards: dict[str, list[np.ndarray]] = {metric: [] for metric in METRICS}
+    for answers, feedback in parts:
+        if (challengers := feedback.arms == CHALLENGER_ARM).any():
+            share = float(feedback.assignments[challengers][0])
+        arms.append(np.select([feedback.arms == CHAMPION_ARM, challengers], [0, 1], -1).astype(np.int8))
+        user_ids.append(answers["user_id"].combine_chunks())
+        for metric in METRICS:
+            rewards[metric].append(feedback.compute_rewards(metric))
+    own, users = np.concatenate(arms), number_users(pa.chunked_array(user_ids))
+    joined = {metric: np.concatenate(values) for metric, values in rewards.items()}
+    champion, challenger = (
+        {metric: Arm.of(values[own == arm], users[own == arm]) for metric, values in joined.items()} for arm in (0, 1)
+    )
+    return champion, challenger, share
 
 
 @app.command()
@@ -173,14 +173,15 @@ def off_policy(
     as_json: AsJson = False,
 ) -> None:
     """Estimate what answers that nobody saw would have earned, as far as the log can tell (docs/trials.md)."""
-    exposures, folder = read_answers(repo)
+    folder = find_log(repo)
     if answers is not None and generation is None:
-        judged = read_lists(answers)
+        judged, from_ms = read_lists(answers), 0
     elif generation is not None and answers is None:
-        judged = find_shadow_lists(exposures, generation)
+        judged, from_ms = read_shadow_lists(folder, generation)
     else:
         raise TrialError("What to judge is not clear; expected --generation or --answers, one of them.")
-    paired = pair_answers(exposures, read_events(folder), judged, reward, places)
+    exposures = read_judged_answers(folder, judged, from_ms)
+    paired = pair_answers(exposures, read_events(folder, from_ms), judged, reward, places)
     shown = paired.estimate_shown()
     estimates: dict[str, tuple[Estimate, Estimate]] = {}
     refusals: dict[str, str] = {}
@@ -194,7 +195,8 @@ def off_policy(
         raise TrialError("\n".join(f"{kind}: {refusal}" for kind, refusal in refusals.items()))
     if as_json:
         told = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
-        typer.echo(json.dumps({"shown": asdict(shown), "estimates": told, "refused": refusals}))
+        counts = {"judged": len(judged), "fallbacks": paired.fallbacks}
+        typer.echo(json.dumps({"shown": asdict(shown), "estimates": told, "refused": refusals} | counts))
         return
     table = Table(f"{reward} an answer", "value", "interval", "effective users", "support")
     for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():
@@ -204,6 +206,11 @@ def off_policy(
     Console().print(table)
     for kind, refusal in refusals.items():
         typer.echo(f"{kind}: {refusal}")
+    if paired.fallbacks:
+        typer.echo(f"{paired.fallbacks:,} shown answers are left out: the gateway's popular items, which no generation chose.")
+    if from_ms and len(judged) == MOST_JUDGED:
+        since = f"{datetime.fromtimestamp(from_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        typer.echo(f"Only the shadow's latest {MOST_JUDGED:,} answers are judged, since {since}.")
 
 
 @app.command()
@@ -264,44 +271,15 @@ def say(line: str) -> None:
     typer.echo(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {line}")
 
 
-def read_shown(repo: Path, experiment: str = "", since_ms: int = 0) -> Feedback:
-    """Return all shown answers, or those of an experiment under its latest share, joined with their events. Raises TrialError.
-
-    since_ms: leave out earlier answers, in unix milliseconds
-    """
-    latest = read_experiment(find_experiment_folder(repo))
-    if experiment and latest and latest.name == experiment:
-        since_ms = max(since_ms, find_start_ms(latest))
-    exposures, folder = read_answers(repo, since_ms)
-    exposures = exposures.filter(pc.greater_equal(exposures["time_ms"], since_ms))
-    shown = exposures.filter(pc.not_equal(exposures["arm"], SHADOW_ARM))
-    if experiment:
-        shown = take_latest_share(shown.filter(pc.equal(shown["experiment"], experiment)))
-    if not len(shown):
-        names, since = ", ".join(sorted(filter(None, exposures["experiment"].unique().to_pylist()))) or "no experiment", ""
-        if since_ms:
-            since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        if experiment:
-            raise TrialError(f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {names}.")
-        if len(exposures):
-            raise TrialError("The log has answers of shadows alone, which nobody saw. Wait for shown answers.")
-        raise TrialError(f"No answer is logged{since}. Choose more --days.")
-    return join_feedback(shown, read_events(folder, since_ms))
-
-
-def read_answers(repo: Path, from_ms: int = 0) -> tuple[pa.Table, Path]:
-    """Return the logged answers, and the folder of the live store. Raises TrialError where none was ever logged.
-
-    from_ms: as of `read_exposures`
-    """
+def find_log(repo: Path) -> Path:
+    """Return the folder of the live store, with the log of answers. Raises TrialError where none was ever logged."""
     info = read_stage(find_stage_folder(repo, STAGES[0], read_pinned_generation(repo)))
     folder = find_live_folder(repo, info.live_folder)
-    exposures = read_exposures(folder, from_ms)
     if not list_exposure_files(folder / FOLDER):
         raise TrialError(
             f"No answer is logged in {folder}. Set exposure_share in the gateway's settings (docs/gateway.md) and serve some."
         )
-    return exposures, folder
+    return folder
 
 
 if __name__ == "__main__":

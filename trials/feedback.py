@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from live.archive import find_start, read_log
+from live.archive import CLOCK_ERROR_MS, find_start, read_log
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags
 from serving.live.experiment import SHADOW_ARM
 from serving.live.reader import Reader
@@ -23,14 +24,17 @@ from trials.sequential import Arm
 ATTRIBUTION_S = 7 * 86_400.0
 
 
-def read_events(folder: Path, since_ms: int = 0) -> Iterable[tuple[np.ndarray, EventBatch]]:
+def read_events(folder: Path, since_ms: int = 0, until_ms: int | None = None) -> Iterable[tuple[np.ndarray, EventBatch]]:
     """Return the live log; nothing where no event was ever recorded. folder: of the live store
 
-    since_ms: of the answers to join, in unix milliseconds: events from before are left out where that is cheap
+    since_ms, until_ms: when events to join can have arrived, in unix milliseconds; most others are left out
     """
     if not Reader(folder).exists():
         return ()
-    return read_log(folder, find_start(folder, since_ms) if since_ms else 0)
+    log = read_log(folder, find_start(folder, since_ms) if since_ms else 0)
+    if until_ms is None:
+        return log
+    return takewhile(lambda part: part[1].headers["received_ms"].min() <= until_ms + CLOCK_ERROR_MS, log)
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,14 @@ def join_feedback(
         conversions,
         values,
     )
+
+
+def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
+    """Return which answers have `mark` in `degraded`, bool [answers]."""
+    marks = exposures["degraded"].combine_chunks()
+    has: np.ndarray = np.zeros(len(exposures), bool)
+    has[pc.list_parent_indices(marks).filter(pc.equal(pc.list_flatten(marks), mark)).to_numpy()] = True
+    return has
 
 
 def collect_reactions(log: Iterable[tuple[np.ndarray, EventBatch]], answers: set[bytes]) -> tuple[list[bytes], np.ndarray]:

@@ -19,8 +19,8 @@ from repository.experiments import end_experiment, find_experiment_folder, find_
 from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import ARM_OF_MODE, CHAMPION_ARM, SHADOW_ARM, Experiment, State
-from trials.feedback import Feedback, join_feedback
-from trials.harm import compute_harmful_loss, describe_loss, find_loss, find_visible_harm, has_mark, list_spans
+from trials.feedback import Feedback, has_mark, join_feedback
+from trials.harm import compute_harmful_loss, describe_loss, find_loss, find_visible_harm, list_spans
 from trials.judged import JudgedAnswers, JudgedEvents
 from trials.progress import compare_reactions, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from live.exposures import FAILED, FALLBACK
 from serving.live.experiment import CHAMPION_ARM, INTERLEAVED_ARM, Mode
-from trials.feedback import Feedback, number_users
+from trials.feedback import Feedback, has_mark, number_users
 from trials.interleaving import BOTH, CHALLENGER, CHAMPION
 from trials.progress import Reaction, compare_reactions, credit_answers
 from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Comparison, compare_arms, has_wrong_split
@@ -84,14 +84,6 @@ def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, span: Span) -
     if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
         harm = harm or find_slowness(champion, challenger, mode, span.alpha)
     return harm or (find_drafted_narrowness(challenger) if mode == "interleave" else find_narrowness(champion, challenger))
-
-
-def has_mark(exposures: pa.Table, mark: str) -> np.ndarray:
-    """Return which answers have `mark` in `degraded`, bool [answers]."""
-    marks = exposures["degraded"].combine_chunks()
-    has: np.ndarray = np.zeros(len(exposures), bool)
-    has[pc.list_parent_indices(marks).filter(pc.equal(pc.list_flatten(marks), mark)).to_numpy()] = True
-    return has
 
 
 def find_failures(champion: pa.Table, challenger: pa.Table, fewest: int) -> str:

@@ -119,7 +119,9 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
     own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
     shown = take_latest_share(exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM)))).sort_by("time_ms")
     feedback = join_feedback(shown, log)
-    arms = {group.removeprefix(f"{experiment.name}/"): summary for group, summary in summarise_answers(feedback, "arm").items()}
+    arms = {
+        group.removeprefix(f"{experiment.name}/"): summary for group, summary in summarise_answers([feedback], "arm").items()
+    }
     looks = _look_back(experiment, shown["time_ms"].to_numpy(), feedback)
     split = measure_split(shown, experiment.share if experiment.runs else None) if experiment.mode == "ab" else None
     return Progress(experiment, arms, looks, split)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from serving.stages.live.content import NO_GROUP, Content
 from trials.feedback import Feedback
 from trials.off_policy import TrialError
 
+Groups = Iterable[tuple[str | int, np.ndarray]]  # name, and bool [answers, K]: the items in it
 By = Literal["generation", "arm", "position", "category", "source"]
 CATEGORY = 0  # in Content: its first group
 UNKNOWN = "unknown"  # category of an item without one, or newer than the generation
@@ -44,41 +46,91 @@ class AnswerSummary(Summary):
     coverage: int
 
 
-def summarise(feedback: Feedback, by: By, repo: Path) -> Mapping[str, Summary]:
-    """Return what users did, by group; categories are those of the pinned generation. Raises TrialError."""
+@dataclass
+class Tally:
+    """Sums over answers or shown items. items: those that the answers show, each once"""
+
+    count: int = 0
+    clicked: int = 0
+    converted: int = 0
+    value: float = 0.0
+    degraded: int = 0
+    items: set[int] = field(default_factory=set)
+
+    def add(self, clicks: np.ndarray, conversions: np.ndarray, values: np.ndarray) -> None:
+        """Add answers or items, [n] each: whether it was clicked and converted, and its value."""
+        self.count += len(clicks)
+        self.clicked, self.converted = self.clicked + int(clicks.sum()), self.converted + int(conversions.sum())
+        self.value += float(values.sum())
+
+    def summarise(self) -> Summary:
+        """Return the rates of one or more answers or items."""
+        rates = (total / self.count for total in (self.clicked, self.converted, self.value))
+        return Summary(self.count, self.clicked, self.converted, *rates)
+
+    def summarise_answers(self) -> AnswerSummary:
+        """Return the rates of one or more answers."""
+        return AnswerSummary(**vars(self.summarise()), degraded=self.degraded / self.count, coverage=len(self.items))
+
+
+def summarise(parts: Iterable[Feedback], by: By, repo: Path) -> Mapping[str, Summary]:
+    """Return what users did, by group; categories are those of the pinned generation. Raises TrialError.
+
+    parts: of a log that may not fit in memory as a whole
+    """
     if by == "position":
-        return summarise_positions(feedback)
+        return summarise_items(parts, group_positions)
     if by == "category":
-        return summarise_categories(feedback, repo, read_pinned_generation(repo))
+        return summarise_items(parts, group_categories(repo, read_pinned_generation(repo)))
     if by == "source":
-        return summarise_sources(feedback)
-    return summarise_answers(feedback, by)
+        return summarise_items(parts, group_sources)
+    return summarise_answers(parts, by)
 
 
-def summarise_answers(feedback: Feedback, by: Literal["generation", "arm"]) -> dict[str, AnswerSummary]:
+def summarise_answers(parts: Iterable[Feedback], by: Literal["generation", "arm"]) -> dict[str, AnswerSummary]:
     """Return what users did with the answers of each generation, or of each arm as EXPERIMENT/ARM."""
-    if by == "generation":
-        groups = feedback.generations
-    else:
-        pairs = zip(feedback.experiments, feedback.arms, strict=True)
-        groups = np.array([f"{name}/{arm}" if name else NO_ARM for name, arm in pairs], object)
-    return {str(group): _summarise(feedback.take(groups == group)) for group in np.unique(groups)}
+    tallies: dict[Any, Tally] = defaultdict(Tally)
+    for feedback in parts:
+        if by == "generation":
+            groups = feedback.generations
+        else:
+            pairs = zip(feedback.experiments, feedback.arms, strict=True)
+            groups = np.array([f"{name}/{arm}" if name else NO_ARM for name, arm in pairs], object)
+        for group in np.unique(groups):
+            answers = feedback.take(groups == group)
+            tally = tallies[group]
+            tally.add(*(answers.compute_rewards(metric) for metric in ("ctr", "conversion", "value")))
+            tally.degraded += int(answers.degraded.sum())
+            tally.items.update(np.unique(answers.item_ids[answers.shown]).tolist())
+    return {str(group): tallies[group].summarise_answers() for group in sorted(tallies)}
 
 
-def _summarise(answers: Feedback) -> AnswerSummary:
-    summary = _count(answers.compute_rewards("ctr"), answers.compute_rewards("conversion"), answers.compute_rewards("value"))
-    coverage = len(np.unique(answers.item_ids[answers.shown]))
-    return AnswerSummary(**vars(summary), degraded=float(answers.degraded.mean()), coverage=coverage)
+def summarise_items(parts: Iterable[Feedback], find_groups: Callable[[Feedback], Groups]) -> dict[str, Summary]:
+    """Return what users did with the shown items of each group."""
+    tallies: dict[Any, Tally] = defaultdict(Tally)
+    for feedback in parts:
+        for group, members in find_groups(feedback):
+            chosen = feedback.shown & members
+            if chosen.any():
+                tallies[group].add(feedback.clicks[chosen], feedback.conversions[chosen], feedback.values[chosen])
+    return {str(group): tallies[group].summarise() for group in sorted(tallies, key=lambda group: (group == NO_SOURCE, group))}
 
 
-def summarise_positions(feedback: Feedback) -> dict[str, Summary]:
-    """Return what users did with the items at each place of the shown lists. Places count from 1."""
-    places = np.broadcast_to(np.arange(1, feedback.shown.shape[1] + 1), feedback.shown.shape)
-    return _summarise_items(feedback, places)
+def group_positions(feedback: Feedback) -> Groups:
+    """Yield the items at each place of the lists. Places count from 1."""
+    places = np.arange(feedback.shown.shape[1])
+    return ((place + 1, np.broadcast_to(places == place, feedback.shown.shape)) for place in places.tolist())
 
 
-def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dict[str, Summary]:
-    """Return what users did with the shown items of each category that a generation knows.
+def group_sources(feedback: Feedback) -> Groups:
+    """Yield the items that each source proposed. An item counts for each of its sources."""
+    for bit, name in SOURCE_NAMES.items():
+        yield name, feedback.sources & bit != 0
+    yield NO_SOURCE, feedback.sources == 0
+
+
+def group_categories(repo: Path, generation: int) -> Callable[[Feedback], Groups]:
+    """Return a function that yields the items of each category that a generation knows.
 
     Raises TrialError for a generation that was exported without its items' categories.
     """
@@ -86,32 +138,13 @@ def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dic
     content = Content.load(folder)
     if content is None:
         raise TrialError(f"Generation {generation} does not know its items' categories: an older version exported it.")
-    names = np.array([*content.names[CATEGORY], UNKNOWN], object)
+    names = [*content.names[CATEGORY], UNKNOWN]
     codes = np.append(np.where(content.codes[CATEGORY] == NO_GROUP, len(names) - 1, content.codes[CATEGORY]), len(names) - 1)
-    positions = ItemIndex.load(folder / "item_ids.npy").find_positions(feedback.item_ids.ravel())
-    known = np.minimum(positions, len(codes) - 1)  # later positions are those of new items
-    return _summarise_items(feedback, names[codes[known]].reshape(feedback.item_ids.shape))
+    items = ItemIndex.load(folder / "item_ids.npy")
 
+    def group(feedback: Feedback) -> Groups:
+        positions = items.find_positions(feedback.item_ids.ravel())
+        own = codes[np.minimum(positions, len(codes) - 1)].reshape(feedback.item_ids.shape)  # later ones are new items
+        return ((names[code], own == code) for code in np.unique(own[feedback.shown]).tolist())
 
-def summarise_sources(feedback: Feedback) -> dict[str, Summary]:
-    """Return what users did with the shown items that each source proposed. An item counts for each of its sources."""
-    members = {name: feedback.shown & (feedback.sources & bit != 0) for bit, name in SOURCE_NAMES.items()}
-    members[NO_SOURCE] = feedback.shown & (feedback.sources == 0)
-    return {name: _count_items(feedback, own) for name, own in members.items() if own.any()}
-
-
-def _summarise_items(feedback: Feedback, groups: np.ndarray) -> dict[str, Summary]:
-    """Return what users did with the shown items of each group. groups: [answers, K]"""
-    kinds = np.unique(groups[feedback.shown])
-    return {str(group): _count_items(feedback, feedback.shown & (groups == group)) for group in kinds}
-
-
-def _count_items(feedback: Feedback, chosen: np.ndarray) -> Summary:
-    """Return what users did with the chosen items. chosen: bool [answers, K]"""
-    return _count(feedback.clicks[chosen], feedback.conversions[chosen], feedback.values[chosen])
-
-
-def _count(clicks: np.ndarray, conversions: np.ndarray, values: np.ndarray) -> Summary:
-    """Summarise n >= 1 answers or items. clicks, conversions, values: [n]"""
-    rates = float(clicks.mean()), float(conversions.mean()), float(values.mean())
-    return Summary(len(clicks), int(clicks.sum()), int(conversions.sum()), *rates)
+    return group

@@ -2,9 +2,10 @@
 
 The judged lists are those of that generation; the estimators are IPS, SNIPS and DR of trials/off_policy.py. A shown item counts
 where the judged list has the same one at the same place, with the weight 1 / propensity (`propensities` of live/exposures.py).
-Places whose propensity is not known weigh nothing. A propensity is given the items before it, so the mean weight of a place
-estimates the share of answers that could have shown the judged item there: its support. The log says nothing of the other
-answers, so there is no estimate unless the support is nearly whole.
+Places whose propensity is not known weigh nothing. Answers with a gateway's own popular items are left out, because no
+generation chose them. A propensity is given the items before it, so the mean weight of a place estimates the share of answers
+that could have shown the judged item there: its support. The log says nothing of the other answers, so there is no estimate
+unless the support is nearly whole.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field
 
+from live.exposures import FALLBACK, SCHEMA, read_latest
 from serving.contract.tensors import PAD_ID
 from serving.live.events import EventBatch
 from serving.live.experiment import SHADOW_ARM
-from trials.feedback import join_feedback, number_users, pad_rows
+from trials.feedback import has_mark, join_feedback, number_users, pad_rows
 from trials.off_policy import (
     Estimate,
     SlateKind,
@@ -33,9 +35,11 @@ from trials.off_policy import (
     estimate_slate_snips,
     weigh_positions,
 )
+from trials.shown import read_parts
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
 Reward = Literal["clicks", "conversions", "value"]
+MOST_JUDGED = 200_000  # answers of a shadow, the latest; some 500 MB
 LEAST_SUPPORT = 0.95
 LEAST_USERS = 100
 PRIOR_SHOWN = 100.0  # answers by which what an item earns is drawn to what its place does
@@ -56,6 +60,7 @@ class PairedAnswers:
     expected: float64 [answers, places], what the judged items should earn (`expect_rewards`)
     users: int64 [answers], 0 … n - 1; answers of nobody in particular are a user each
     unknown: share of the places whose propensity is not known
+    fallbacks: answers that are left out, because they are a gateway's own popular items
     """
 
     rewards: np.ndarray
@@ -63,6 +68,7 @@ class PairedAnswers:
     expected: np.ndarray
     users: np.ndarray
     unknown: float
+    fallbacks: int
 
     def estimate_shown(self) -> Estimate:
         """Return what the shown lists earned. Raises TrialError for too few users."""
@@ -88,15 +94,31 @@ class PairedAnswers:
         return {"IPS": estimate_slate(*logged), "SNIPS": estimate_slate_snips(*logged), "DR": robust}, support
 
 
-def find_shadow_lists(exposures: pa.Table, generation: int) -> dict[str, list[int]]:
-    """Return what a generation answered as a shadow. Raises TrialError for one that never was."""
-    shadows = exposures.filter((pa.compute.field("arm") == SHADOW_ARM) & (pa.compute.field("generation") == generation))
+def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int]], int]:
+    """Return what a generation answered as a shadow, and since when, in unix milliseconds: at most MOST_JUDGED answers.
+
+    folder: of the live store. Raises TrialError for a generation that never was a shadow.
+    """
+    wanted = (pc.field("arm") == SHADOW_ARM) & (pc.field("generation") == generation)
+    shadows = read_latest(folder, wanted, MOST_JUDGED, 0)
     if not len(shadows):
         raise TrialError(
             f"No answer of generation {generation} as a shadow is logged. Start an experiment with --mode shadow, or name a "
             "file of its answers with --answers."
         )
-    return dict(zip(shadows["request_id"].to_pylist(), shadows["item_ids"].to_pylist(), strict=True))
+    lists = dict(zip(shadows["request_id"].to_pylist(), shadows["item_ids"].to_pylist(), strict=True))
+    return lists, shadows["time_ms"][0].as_py()
+
+
+def read_judged_answers(folder: Path, judged: Lists, from_ms: int) -> pa.Table:
+    """Return the shown answers to the requests of the judged lists.
+
+    folder: of the live store; from_ms: unix milliseconds before which none was written
+    """
+    request_ids = pa.array(judged, pa.string())
+    parts = read_parts(folder, pc.field("arm") != SHADOW_ARM, from_ms)
+    found = [part.filter(pc.is_in(part["request_id"], request_ids)) for part in parts]
+    return pa.concat_tables([SCHEMA.empty_table(), *found])
 
 
 def read_lists(path: Path) -> dict[str, list[int]]:
@@ -127,8 +149,13 @@ def pair_answers(
     """
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
+    is_fallback = has_mark(shown, FALLBACK)
+    shown, fallbacks = shown.filter(pa.array(~is_fallback)), int(is_fallback.sum())
     if not len(shown):
-        raise TrialError("No shown answer has a request id of the judged lists. Give them the request ids of the exposure log.")
+        left_out = f" but the gateway's popular items, which no generation chose ({fallbacks:,})" if fallbacks else ""
+        raise TrialError(
+            f"No shown answer{left_out} has a request id of the judged lists. Give them the request ids of the exposure log."
+        )
     users = number_users(shown["user_id"])
     if users.max() + 1 < LEAST_USERS:
         raise TrialError(
@@ -153,7 +180,7 @@ def pair_answers(
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     expected = expect_rewards(shown_ids, judged_ids, rewards, users)
     unknown = 1.0 - float(known[:, :places].mean())
-    return PairedAnswers(rewards[:, :places], weights[:, :places], expected[:, :places], users, unknown)
+    return PairedAnswers(rewards[:, :places], weights[:, :places], expected[:, :places], users, unknown, fallbacks)
 
 
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:

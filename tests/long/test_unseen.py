@@ -298,3 +298,31 @@ def test_estimators_that_ask_too_much_are_told_apart(repo, tmp_path):
     table = judge(repo, "--answers", str(path))
     assert all(f"independent {estimator}" in table for estimator in ("IPS", "SNIPS", "DR"))
     assert "standard: The log could have shown 90% of the judged items" in table
+
+
+def test_popular_items_of_a_gateway_are_left_out_and_counted(repo):
+    """No generation chose them, though they are logged as certain. Here they earn nothing, and the judged list has them."""
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    for user in range(400, 1_000):
+        marks, certain = ["gateway_fallback"], [1.0] * 3
+        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, marks, "e", "champion", propensities=certain))
+        log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 2, 3], [1.0] * 3, [], "e", "shadow", propensities=certain))
+    log.close()
+    told = json.loads(judge(repo, "--generation", "2", "--places", "1", "--json"))
+    assert (told["shown"]["value"], told["shown"]["decisions"], told["fallbacks"]) == (0.5, 400, 600)
+    assert told["estimates"]["standard IPS"]["value"] == pytest.approx(0.5)
+    assert "600 shown answers are left out: the gateway's popular items" in judge(repo, "--generation", "2", "--places", "1")
+
+
+def test_only_fallbacks_are_nothing_to_judge_by():
+    rows = exposures({"request_id": "a", "item_ids": [1], "degraded": ["gateway_fallback"], "propensities": [1.0]})
+    with pytest.raises(TrialError, match=r"No shown answer but the gateway's popular items, which no generation chose \(1\)"):
+        pair_answers(rows, [], {"a": [1]})
+
+
+def test_the_latest_answers_of_a_long_shadow_are_judged_and_the_command_says_so(repo, monkeypatch):
+    monkeypatch.setattr("trials.unseen.MOST_JUDGED", 150)
+    monkeypatch.setattr("trials.__main__.MOST_JUDGED", 150)
+    found = json.loads(judge(repo, "--generation", "2", "--places", "1", "--json"))
+    assert (found["judged"], found["shown"]["decisions"]) == (150, 150)
+    assert "Only the shadow's latest 150 answers are judged, since 20" in judge(repo, "--generation", "2", "--places", "1")

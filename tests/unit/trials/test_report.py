@@ -46,14 +46,14 @@ def feedback() -> Feedback:
 
 
 def test_answers_by_generation(feedback):
-    assert summarise(feedback, "generation", repository_with_kinds()) == {
+    assert summarise([feedback], "generation", repository_with_kinds()) == {
         "1": AnswerSummary(2, 2, 2, 1.0, 1.0, 4.0, degraded=0.5, coverage=4),
         "2": AnswerSummary(2, 1, 0, 0.5, 0.0, 0.0, degraded=0.0, coverage=4),
     }
 
 
 def test_answers_by_arm(feedback):
-    assert summarise(feedback, "arm", repository_with_kinds()) == {
+    assert summarise([feedback], "arm", repository_with_kinds()) == {
         "none": AnswerSummary(1, 1, 1, 1.0, 1.0, 6.0, degraded=0.0, coverage=3),
         "e/champion": AnswerSummary(1, 1, 1, 1.0, 1.0, 2.0, degraded=1.0, coverage=2),
         "e/challenger": AnswerSummary(2, 1, 0, 0.5, 0.0, 0.0, degraded=0.0, coverage=4),
@@ -61,7 +61,7 @@ def test_answers_by_arm(feedback):
 
 
 def test_shown_items_by_position(feedback):
-    assert summarise(feedback, "position", repository_with_kinds()) == {
+    assert summarise([feedback], "position", repository_with_kinds()) == {
         "1": Summary(4, 2, 1, 0.5, 0.25, 0.5),
         "2": Summary(4, 1, 0, 0.25, 0.0, 0.0),
         "3": Summary(1, 1, 1, 1.0, 1.0, 6.0),
@@ -69,7 +69,7 @@ def test_shown_items_by_position(feedback):
 
 
 def test_shown_items_by_category(feedback):
-    assert summarise(feedback, "category", repository_with_kinds()) == {
+    assert summarise([feedback], "category", repository_with_kinds()) == {
         "book": Summary(2, 1, 0, 0.5, 0.0, 0.0),
         "film": Summary(4, 1, 1, 0.25, 0.25, 0.5),
         "game": Summary(2, 1, 1, 0.5, 0.5, 3.0),
@@ -79,7 +79,7 @@ def test_shown_items_by_category(feedback):
 
 def test_shown_items_by_source(feedback):
     """An item counts for each of its sources; answers b and c were logged without sources."""
-    assert summarise(feedback, "source", repository_with_kinds()) == {
+    assert summarise([feedback], "source", repository_with_kinds()) == {
         "two_tower": Summary(2, 1, 0, 0.5, 0.0, 0.0),
         "bought_together": Summary(1, 1, 0, 1.0, 0.0, 0.0),
         "popular": Summary(2, 0, 0, 0.0, 0.0, 0.0),
@@ -239,4 +239,4 @@ def test_arms_are_told_apart_on_a_narrow_screen(repo):
 def test_an_export_without_categories_is_named(repo, feedback):
     shutil.rmtree(find_stage_folder(repo, "rerank", 1) / "content")
     with pytest.raises(TrialError, match="Generation 1 does not know its items' categories"):
-        summarise(feedback, "category", repo)
+        summarise([feedback], "category", repo)

@@ -1,0 +1,98 @@
+"""Read the answers that users saw part by part, each with what users did, so that a log of any size fits in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from live.exposures import FOLDER, SCHEMA, list_exposure_files, parse_written_ms, read_file, read_latest
+from serving.live.experiment import SHADOW_ARM, read_experiment
+from trials.feedback import ATTRIBUTION_S, Feedback, join_feedback, read_events
+from trials.off_policy import TrialError
+from trials.progress import find_start_ms
+from trials.split import find_latest_share, take_share
+
+PART_ANSWERS = 200_000  # in memory at a time; some 400 MB
+USED_BY_SPLIT = ("time_ms", "user_id", "arm", "assignment", "experiment")
+
+
+def read_shown(
+    folder: Path, experiment: str = "", since_ms: int = 0, generation: int | None = None
+) -> Iterator[tuple[pa.Table, Feedback]]:
+    """Yield all shown answers, or those of an experiment under its latest share, with their feedback, in parts.
+
+    folder: of the live store; since_ms: leave out earlier answers, in unix milliseconds; generation: only its answers
+    Raises TrialError without any.
+    """
+    latest = read_experiment(folder)
+    if experiment and latest and latest.name == experiment:
+        since_ms = max(since_ms, find_start_ms(latest))
+    wanted, share = (pc.field("arm") != SHADOW_ARM) & (pc.field("time_ms") >= since_ms), None
+    if experiment:
+        wanted &= pc.field("experiment") == experiment
+        share = find_latest_share(read_latest(folder, wanted & pc.field("assignment").is_valid(), 1, since_ms))
+    if generation is not None:
+        wanted &= pc.field("generation") == generation
+    found = False
+    for answers in read_parts(folder, wanted, since_ms):
+        own = answers if share is None else take_share(answers, share)
+        if len(own):
+            found = True
+            from_ms, until_ms = pc.min_max(own["time_ms"]).as_py().values()
+            yield own, join_feedback(own, read_events(folder, from_ms, until_ms + int(1_000 * ATTRIBUTION_S)))
+    if not found:
+        raise TrialError(explain_nothing(folder, experiment, since_ms, generation))
+
+
+def read_parts(folder: Path, wanted: pc.Expression, from_ms: int = 0) -> Iterator[pa.Table]:
+    """Yield the answers of a live store's log that `wanted` holds for, PART_ANSWERS at a time, the oldest first.
+
+    Files written before `from_ms` (unix milliseconds) are not read.
+    """
+    waiting = SCHEMA.empty_table()
+    for path in list_exposure_files(folder / FOLDER):
+        if parse_written_ms(path) >= from_ms and (table := read_file(path)) is not None:
+            waiting = pa.concat_tables([waiting, table.filter(wanted)])
+            while len(waiting) >= PART_ANSWERS:
+                yield waiting.slice(0, PART_ANSWERS)
+                waiting = waiting.slice(PART_ANSWERS)
+    if len(waiting):
+        yield waiting
+
+
+def read_users(folder: Path, experiment: str, since_ms: int) -> pa.Table:
+    """Return who met which arm of an experiment since then, as `measure_split` takes it. since_ms: unix milliseconds"""
+    wanted = (pc.field("experiment") == experiment) & (pc.field("time_ms") >= since_ms)
+    tables = [
+        table.filter(wanted)
+        for path in list_exposure_files(folder / FOLDER)
+        if parse_written_ms(path) >= since_ms and (table := read_file(path, USED_BY_SPLIT)) is not None
+    ]
+    return pa.concat_tables([SCHEMA.empty_table().select(USED_BY_SPLIT), *tables])
+
+
+def explain_nothing(folder: Path, experiment: str, since_ms: int, generation: int | None) -> str:
+    """Return why no answer was shown: what the log has instead."""
+    names: set[str] = set()
+    generations: set[int] = set()
+    count = 0
+    for path in list_exposure_files(folder / FOLDER):
+        if parse_written_ms(path) >= since_ms and (table := read_file(path, (*USED_BY_SPLIT, "generation"))) is not None:
+            table = table.filter(pc.field("time_ms") >= since_ms)
+            names, count = names.union(table["experiment"].unique().to_pylist()), count + len(table)
+            own = table.filter(pc.field("experiment") == experiment) if experiment else table
+            generations |= set(own.filter(pc.field("arm") != SHADOW_ARM)["generation"].unique().to_pylist())
+    if generation is not None and generations:
+        known = ", ".join(map(str, sorted(generations)))
+        return f"None of these answers is of generation {generation}; expected one of {known}, which have some."
+    since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC" if since_ms else ""
+    if experiment:
+        found = ", ".join(sorted(filter(None, names))) or "no experiment"
+        return f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {found}."
+    if count:
+        return "The log has answers of shadows alone, which nobody saw. Wait for shown answers."
+    return f"No answer is logged{since}. Choose more --days."
