@@ -65,7 +65,9 @@ class Watched:
         spec = make_ensemble_spec(make_stage_specs(info.axes, info.context))
         requests = draw_requests(self.dataset, spec, WINDOW_ROWS // of_one_user, generator)
         columns = compute_watched(*self.stages, requests) | {USERS: requests["user_id"][:, 0]}
-        return {name: np.repeat(values, of_one_user) for name, values in columns.items()}
+        # Drawn requests come in the order of the log: half of a window would be of its older half.
+        order = np.repeat(generator.permutation(len(requests["user_id"])), of_one_user)
+        return {name: values[order] for name, values in columns.items()}
 
     def make_window(self) -> DriftWindow:
         """Make a window of all watched features, as a stage has one of its own."""

@@ -16,6 +16,7 @@ from serving.contract.distributions import BOUND_ROWS, OTHER, Reference, fill_em
 
 BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
+MARGIN = 0.001  # standard deviations between a frequent number and the edges of its bin
 FALSE_ALARMS = 0.00002  # chance that a window without drift alarms, over all of its features together; eight windows overlap
 RESAMPLES = 25_000  # of the reference and of the window
 RARE = 0.001  # chance of the rarest quantile that the resamples alone tell
@@ -23,10 +24,17 @@ PAIRINGS = 10  # windows that each resampled reference is compared with: compari
 
 
 def describe_numbers(name: str, values: np.ndarray) -> Reference:
-    """Return the reference of a numeric feature: bins of about equal share. values: float [rows], NaN where missing."""
+    """Return the reference of a numeric feature: bins of about equal share. values: float [rows], NaN where missing.
+
+    A value that fills a bin has one for itself. With an edge at the value, it could grow up to the next edge unseen.
+    """
     known = np.asarray(values, np.float64)
     known = known[~np.isnan(known)]
-    edges = np.unique(np.quantile(known, np.linspace(0, 1, BINS + 1)[1:-1])) if len(known) else np.empty(0)
+    edges = np.quantile(known, np.linspace(0, 1, BINS + 1)[1:-1]) if len(known) else np.empty(0)
+    kinds, counts = np.unique(known, return_counts=True)
+    frequent = kinds[counts >= len(known) / BINS]
+    margin = MARGIN * (known.std() if len(kinds) > 1 else 1.0)
+    edges = np.unique(np.concatenate([edges[~np.isin(edges, frequent)], frequent - margin, frequent + margin]))
     return _with_shares(Reference(name, len(values), (), tuple(edges.tolist())), values)
 
 

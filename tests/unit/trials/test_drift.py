@@ -47,6 +47,16 @@ def test_missing_values_and_new_categories_are_drift():
     assert alarms(categories, generator.choice(["a", "b", "c", "new"], WINDOW_ROWS, p=[0.3, 0.3, 0.3, 0.1]))
 
 
+@pytest.mark.parametrize("kinds", [[1.0], [0.0, 1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("moved_by", [-0.4, 0.4, 5.0])
+def test_a_number_of_few_values_that_moves_is_drift(kinds, moved_by):
+    generator = np.random.default_rng(5)
+    reference = bounded(describe_numbers("price", generator.choice(kinds, 10_000)))
+    window = generator.choice(kinds, WINDOW_ROWS)
+    assert not alarms(reference, window)
+    assert alarms(reference, window + moved_by)
+
+
 def test_one_request_in_a_bin_that_was_empty_is_no_drift():
     constant = bounded(describe_numbers("age", np.ones(1_000)))
     assert not alarms(constant, np.append(np.ones(WINDOW_ROWS - 1), np.nan))
