@@ -1,6 +1,7 @@
 """Decide whether one generation is better than another, from logs of what was shown and what users did.
 
 feedback.py      the log of answers (live/exposures.py) joined with events: clicks, conversions, values
+shown.py         the same of a log of any size, part by part
 report.py        what users did, by generation, arm, position and category
 progress.py      how the running experiment goes: arms, the interval as time went, the decision
 sequential.py    A/B tests that may be looked at any time: confidence sequences, sample-ratio check
