@@ -236,11 +236,13 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
 def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics, experiments: Experiments) -> None:
     """Add the routes for orchestrators and Prometheus."""
 
+    @app.head("/healthz", include_in_schema=False)  # by which some monitors ask
     @app.get("/healthz")
     async def healthz() -> Response:
         """Return that the gateway runs: it answers recommendations at least with popular items."""
         return JsonResponse({"status": "ok"})
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz")
     async def readyz() -> Response:
         """Return whether a server answers a real request for recommendations, which is sent at most once in 0.8 s."""

@@ -20,6 +20,8 @@ MOST_SESSION_CHARACTERS = 256
 MOST_TIME_CHARACTERS = 64
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+TIME = WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}, {"type": "null"}]})
+
 Value = str | int | float | None
 
 
@@ -35,7 +37,7 @@ class EventBody(BaseModel):
     session: str | None = Field(None, min_length=1, max_length=MOST_SESSION_CHARACTERS)
     item: str | int
     event: str | None = None
-    timestamp: int | None = None
+    timestamp: Annotated[int | None, TIME] = None
     id: str | None = Field(None, max_length=256)
     value: float | None = None
     request_id: str | None = None
@@ -44,7 +46,8 @@ class EventBody(BaseModel):
     @model_validator(mode="after")
     def _require_one_sender(self) -> EventBody:
         if (self.user is None) == (self.session is None):
-            raise ValueError("expected one of user and session, not both")
+            given = "neither user nor session is given" if self.user is None else "user and session are both given"
+            raise ValueError(f"{given}; expected one of them")
         return self
 
     @field_validator("user", "item", mode="before")

@@ -37,8 +37,7 @@ class Shop:
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = open_reader(repo, pinned.info)
         self._asks_redis = bool(pinned.info.live_redis)
-        self._use(pinned)
-        self.live_items = LiveItems(self.reader)
+        self._use(pinned, LiveItems(self.reader))
 
     async def move_to(self, generation: int, within_s: float) -> None:
         """Use names and popular items of another generation; keep the present ones where it cannot be read.
@@ -55,7 +54,7 @@ class Shop:
 
     async def _load(self, generation: int) -> None:
         try:
-            self._use(await asyncio.to_thread(Published.load, self.repo, generation))
+            self._use(*await asyncio.to_thread(self._read, generation))
         except Exception as error:  # of any kind: the answers of this generation need names, if only those of another one
             self._failed_s[generation] = time.monotonic()
             expected = isinstance(error, RecommenderError | ClientError)
@@ -65,6 +64,15 @@ class Shop:
                 error,
                 exc_info=not expected,
             )
+
+    def _read(self, generation: int) -> tuple[Published, LiveItems]:
+        """Return a generation, and what `upsert` set of items: anew, because since then some of it may have been forgotten."""
+        published, live_items = Published.load(self.repo, generation), LiveItems(self.reader)
+        try:
+            live_items.refresh()
+        except RecommenderError:
+            live_items = self.live_items
+        return published, live_items
 
     def refresh(self) -> None:
         """Read what `upsert` changed; keep the present titles where the store cannot be read."""
@@ -146,9 +154,9 @@ class Shop:
     def close(self) -> None:
         self.reader.close()
 
-    def _use(self, published: Published) -> None:
+    def _use(self, published: Published, live_items: LiveItems) -> None:
         self._blocked_items = BlockedItems(self.reader.folder, published)
-        self.published = published
+        self.published, self.live_items = published, live_items
         self._metrics.generation.set(published.generation)
 
 

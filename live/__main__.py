@@ -27,7 +27,7 @@ from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.exposure_merges import merge_exposures
 from live.forget import ALWAYS_MS, forget_items
-from live.ids import find_item_id, find_user_id
+from live.ids import find_item_id, find_user_id, is_learned
 from live.maintenance import DAY_MS, Retention, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
@@ -225,7 +225,7 @@ def erase(
 ) -> None:
     """Erase a user or visitor from the store, the archive and Redis, search for remains, and keep the result as proof.
 
-    Exit code 1 when there was nothing to erase, as after a typing error.
+    Exit code 1 for somebody of whom neither these nor the pinned generation know anything, as after a typing error.
     """
     if user is not None and session is None:
         user_id, described = find_user_id(repo, user), f"user {user!r}"
@@ -240,7 +240,9 @@ def erase(
         erasure = erase_user(writer, user_id, open_shared_state(repo))
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
-    if not any(erasure.removed.values()):
+    if is_learned(repo, user_id):
+        out.print(f"The pinned generation learned from events of {described}: take them out of the data set, and export again.")
+    elif not any(erasure.removed.values()):
         out.print(f"warning: nothing was known of {described}. Is that the id as the shop writes it?")
         raise typer.Exit(1)
 
@@ -255,7 +257,7 @@ def forget(
 ) -> None:
     """Forget columns that upsert set of items, such as prices that a newer data set has too. Then export.
 
-    A server that runs keeps them until it loads another generation or is started again. Exit code 1 when an item had none.
+    Exit code 1 when an item had none.
     """
     if bool(item) == bool(items_before):
         raise ConfigError("Expected either --item, which may be repeated, or --items-before.")
@@ -266,6 +268,12 @@ def forget(
     out.print(f"columns forgotten: {describe_counts(Counter(chain.from_iterable(forgotten.values())))}")
     if without := [name for name, item_id in item_ids.items() if item_id not in forgotten]:
         out.print(f"warning: upsert has set no column of {', '.join(without)}. Are these the ids as the shop writes them?")
+    if forgotten:
+        out.print(
+            "A server that runs keeps their values until it loads another generation: export now. One that is started before "
+            "that answers with the values of the last export."
+        )
+    if without:
         raise typer.Exit(1)
 
 

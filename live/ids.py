@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
-from serving.contract.artifacts import read_json
-from serving.contract.errors import ConfigError
+import numpy as np
+
+from serving.contract.artifacts import find_stage_folder, open_array, read_json
+from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import stable_id
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, STAGES
 
 USER_NAMES, ITEM_NAMES = "user_names.json", "item_names.json"
 
@@ -43,6 +45,15 @@ def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
     if number is None or not -(1 << 63) <= number < 1 << 63:
         raise ConfigError(f"{what} is {text!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
     return number
+
+
+def is_learned(repo: Path, user_id: int) -> bool:
+    """Return whether the pinned generation learned from events of a user; False where it cannot be read."""
+    try:
+        folder = find_stage_folder(repo, STAGES[0], read_pinned_generation(repo))
+        return bool(np.isin(user_id, open_array(folder / "store", "user_ids")))
+    except RecommenderError:  # a store outlives its repository
+        return False
 
 
 def read_names(repo: Path, names_file: str) -> dict[str, int]:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from export.relayout import relayout
+from live.__main__ import app as live
 from repository.applied_rules import apply_rules, compile_for_generation, find_rules_folder, revert_rules
 from repository.generations import pin
 from serving.contract.artifacts import find_stage_folder
@@ -20,7 +22,7 @@ from serving.contract.tensors import UPSERT
 from serving.live.store import DATA_FILE, find_live_folder
 from serving.stages.live.models import Upsert
 from serving.stages.rules.applied import CURRENT_FILE
-from tests.repositories import copy_small_repository, copy_to_change, small_repository
+from tests.repositories import copy_generation, copy_small_repository, copy_to_change, small_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Recommendations, Unavailable
 
@@ -70,6 +72,20 @@ def test_an_unavailable_item_is_not_popular_until_it_is_back(door, change):
     assert item not in list_popular(door)
     change(item, available=True, title="Mug")
     assert list_popular(door) == before | {item: "Mug"}
+
+
+def test_what_live_forget_forgot_is_forgotten_with_the_next_generation(door, change):
+    copy_generation(door.repo)
+    title, generation = door.ask("GET", "/v1/items/3/similar").json()["item"]["title"], 1
+    again = Gateway(door.repo, lambda query: Recommendations((3,), (1.0,), generation=generation))
+    change(3, title="Mug")
+    titles = [again.recommend(user=USER)["items"][0]["title"]]
+    forgotten = CliRunner().invoke(live, ["forget", "--item", "3", "--repo", str(door.repo)], catch_exceptions=False)
+    assert "columns forgotten: title 1" in forgotten.output
+    titles.append(again.recommend(user=USER)["items"][0]["title"])
+    generation = 2
+    titles.append(again.recommend(user=USER)["items"][0]["title"])
+    assert titles == ["Mug", "Mug", title]
 
 
 def test_a_blocked_item_is_not_popular_until_its_rule_is_reverted(door):

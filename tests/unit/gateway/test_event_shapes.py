@@ -60,7 +60,7 @@ def test_a_list_may_mix_the_shapes(gateway):
         (METARANK | {"event": "item"}, "event"),
         (METARANK | {"timestamp": "yesterday"}, "timestamp"),
         (METARANK | {"timestamp": "9" * 5_000}, "timestamp"),
-        (METARANK | {"user": None, "session": None}, "user and session"),
+        (METARANK | {"user": None, "session": None}, "Neither user nor session is given"),
         (METARANK | {"fields": [{"value": 1}]}, "fields.0.name"),
         (METARANK | {"label": 1}, "label"),
         ({name: value for name, value in GORSE.items() if name != "ItemId"}, "ItemId"),

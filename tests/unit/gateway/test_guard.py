@@ -133,7 +133,8 @@ def test_one_client_may_not_take_all(gateway):
     statuses = [door.ask("GET", "/v1/generation").status_code for _ in range(3)]
     assert statuses == [200, 200, 429]
     assert int(door.ask("GET", "/v1/generation").headers["retry-after"]) > 1
-    assert [door.ask("GET", path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
+    probes = [(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")]
+    assert [door.ask(*probe).status_code for probe in probes] == [200] * 4
 
 
 def test_who_asks_for_recommendations_too_often_gets_popular_items(gateway):

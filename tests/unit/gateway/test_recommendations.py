@@ -333,6 +333,9 @@ def test_openapi_describes_every_route(gateway):
     described = json.loads(json.dumps(get_openapi(title="t", version="1", routes=gateway().app.routes)))
     assert {"/v1/recommendations", "/v1/events", "/v1/explain", "/v1/items/{item_id}/similar"} <= described["paths"].keys()
     assert gateway().ask("GET", "/openapi.json").json()["paths"] == described["paths"]
+    body = described["paths"]["/v1/events"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    timestamp = body["anyOf"][0]["anyOf"][0]["properties"]["timestamp"]
+    assert {"type": "string", "format": "date-time"} in timestamp["anyOf"]
 
 
 def test_an_unknown_path_is_told_as_json(gateway):

@@ -438,6 +438,13 @@ def test_erasing_somebody_who_is_unknown_is_no_success(repository, observe):
     assert "nothing was known of user '4711'" in result.output
 
 
+def test_erasing_somebody_whom_only_the_generation_knows_says_what_is_left_to_do(repository, observe):
+    user = np.load(repository / "preprocess" / "1" / "store" / "user_ids.npy")[0]
+    result = CliRunner().invoke(app, ["erase", "--repo", str(repository), "--", str(user)])
+    assert f"learned from events of user '{user}': take them out of the data set, and export again." in result.output
+    assert result.exit_code == 0
+
+
 def test_an_erasure_removes_the_events_that_a_killed_round_of_training_left(writer, tmp_path):
     repo = tmp_path / "model_repository"
     scratch = Path(tempfile.mkdtemp(dir=tmp_path, prefix=make_scratch_prefix(repo)))
