@@ -11,8 +11,7 @@ import typer
 from repository.generations import list_published_generations
 from repository.models import hash_manifest
 from server import control, experiment, gateway, rules, watch
-from server.clock import describe_wrong_clock
-from server.condition import examine
+from server.condition import examine, list_start_warnings
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import find_served_generation
@@ -152,7 +151,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
-    if warning := describe_wrong_clock(repo):
+    for warning in list_start_warnings(repo):
         typer.echo(f"WARNING: {warning}.", err=True)
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()
     typer.echo(f"ready: {_describe(server.state)}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
@@ -25,8 +26,9 @@ from serving.contract.tensors import ENSEMBLE, PROBE_USER_ID, USER_ID
 from serving.live.store import DATA_FILE
 
 QUESTION_TIMEOUT_S = 3.0
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "fuse.glusterfs", "fuse.sshfs")
 LEAST_FREE_BYTES = 256 << 20  # on the disk of the live store
-REMOVED_STORE = re.compile(rf"/{re.escape(DATA_FILE)} \(deleted\)$", re.MULTILINE)  # in the list of what a process has mapped
+MAPPED_STORE = re.compile(rf" (/.*/{re.escape(DATA_FILE)}(?: \(deleted\))?)$", re.MULTILINE)  # in what a process has mapped
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,46 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
 
 
 def _list_warnings(state: ServerState) -> tuple[str, ...]:
-    return describe_removed_store(state), describe_full_disk(state.repo), describe_wrong_clock(state.repo)
+    return describe_removed_store(state), describe_full_disk(state.repo), *list_start_warnings(state.repo)
+
+
+def list_start_warnings(repo: Path) -> list[str]:
+    """Return what a server on a repository will suffer from, as messages."""
+    return list(filter(None, (describe_network_disk(repo), describe_wrong_clock(repo))))
+
+
+def describe_network_disk(repo: Path) -> str:
+    """Return a message if a repository's live store is on a network file system; "" otherwise, and where it has none."""
+    try:
+        folder = find_rules_folder(repo).parent
+    except (ArtifactError, OSError):
+        return ""
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
+    if kind not in NETWORK_FILE_SYSTEMS:
+        return ""
+    return (
+        f"the live store {folder} is on a network file system ({kind}), where two machines that use it damage it: export with "
+        "[live] folder on a disk of this machine"
+    )
 
 
 def describe_removed_store(state: ServerState) -> str:
-    """Return a message if a server has a live store open that was removed or replaced since; "" otherwise."""
+    """Return a message if a server has a live store open that was removed or moved since; "" otherwise."""
+    try:
+        place = str(find_rules_folder(state.repo).parent.resolve() / DATA_FILE)
+    except (ArtifactError, OSError):
+        return ""
     for process in find_server_members(state.tag):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if REMOVED_STORE.search(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")):
-                return (
-                    "its live store was removed or replaced, so events are refused (docs/operating.md: put a backup back, if "
-                    "there is one, and restart the server)"
-                )
+            for path in MAPPED_STORE.findall(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")):
+                if path.endswith("(deleted)"):
+                    return (
+                        "its live store was removed, so events are refused (docs/operating.md: put a backup back, if there is "
+                        "one, and restart the server)"
+                    )
+                if path != place:
+                    return f"its live store was moved: it writes events into {path} (stop the server, and move the folder back)"
     return ""
 
 

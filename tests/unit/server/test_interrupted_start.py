@@ -20,6 +20,8 @@ from server.launcher import TritonServer
 from server.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ServerError
+from serving.live.store import DATA_FILE, find_live_folder
+from tests.repositories import link_small_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
@@ -68,15 +70,19 @@ def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tm
             starting.result()
 
 
-def test_status_tells_of_a_live_store_that_was_removed_under_the_server(tmp_path):
-    store, program, tag = tmp_path / "data.mdb", tmp_path / "tritonserver", draw_tag()
+def test_status_tells_of_a_live_store_that_was_moved_or_removed_under_the_server(tmp_path):
+    repo, program, tag = link_small_repository(tmp_path / "repo"), tmp_path / "tritonserver", draw_tag()
+    store = find_live_folder(repo) / DATA_FILE
+    store.parent.mkdir()
     store.write_bytes(b"events")
     program.write_text(HOLDER.format(python=sys.executable))
     program.chmod(0o700)
     with subprocess.Popen([program, store, tag], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == "holds\n"
-        state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", find_free_ports())
+        state = ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports())
         assert describe_removed_store(state) == ""
-        store.unlink()
-        assert describe_removed_store(state).startswith("its live store was removed or replaced, so events are refused")
+        moved = store.parent.rename(tmp_path / "moved")
+        assert f"its live store was moved: it writes events into {moved / DATA_FILE}" in describe_removed_store(state)
+        (moved / DATA_FILE).unlink()
+        assert describe_removed_store(state).startswith("its live store was removed, so events are refused")
         server.kill()
