@@ -304,7 +304,8 @@ def test_popular_items_of_a_gateway_are_left_out_and_counted(repo):
     """No generation chose them, though they are logged as certain. Here they earn nothing, and the judged list has them."""
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for user in range(400, 1_000):
-        marks, certain = ["gateway_fallback"], [1.0] * 3
+        marks = ["gateway_fallback"]
+        certain: list[float | None] = [1.0] * 3
         log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, marks, "e", "champion", propensities=certain))
         log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 2, 3], [1.0] * 3, [], "e", "shadow", propensities=certain))
     log.close()

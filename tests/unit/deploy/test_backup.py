@@ -10,7 +10,8 @@ SECTION = (DEPLOY / "README.md").read_text().partition("## Backup and restore\n"
 
 
 def test_the_pod_that_restores_has_the_volumes_of_a_server():
-    pod = yaml.safe_load(re.search(r"<<'END'\n(.*?)\nEND\n", SECTION, re.DOTALL)[1])
+    [manifest] = re.findall(r"<<'END'\n(.*?)\nEND\n", SECTION, re.DOTALL)
+    pod = yaml.safe_load(manifest)
     workload = yaml.safe_load((DEPLOY / "kubernetes" / "workload" / "statefulset.yaml").read_text())
     template = workload["spec"]["template"]["spec"]
     server = next(container for container in template["containers"] if container["name"] == "server")
@@ -29,8 +30,10 @@ def test_the_pod_that_restores_has_the_volumes_of_a_server():
 def test_the_commands_of_compose_use_its_services_and_volumes():
     services = yaml.safe_load((DEPLOY / "compose.cpu.yaml").read_text())["services"]
     named = set(re.findall(r"compose (?:exec -T|run .*?--entrypoint \S+) (\w+) ", SECTION))
-    stopped = set(re.search(r"compose stop (.*?)  +#", SECTION)[1].split())
+    [stopped] = re.findall(r"compose stop (.*?)  +#", SECTION)
     assert named == {"triton"}
-    assert stopped == {name for name, service in services.items() if "live:/srv/models.live" in service.get("volumes", ())}
+    assert set(stopped.split()) == {
+        name for name, service in services.items() if "live:/srv/models.live" in service.get("volumes", ())
+    }
     folders = {path.rpartition("/")[0] for path in re.findall(r"\S*/cache\S*/backup", SECTION)}
     assert folders == {volume.split(":")[1] for volume in services["triton"]["volumes"] if volume.startswith("cache:")}

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def repo(tmp_path_factory) -> Path:
     generator, now_ms = np.random.default_rng(0), time.time_ns() // 1_000_000
     for day in range(8):
         day_ms = now_ms - (8 - day) * 86_400_000
-        log = ExposureLog(find_experiment_folder(repo), 1.0, 100, 1 << 30, now=lambda day_ms=day_ms: day_ms / 1_000 + 1)
+        log = ExposureLog(find_experiment_folder(repo), 1.0, 100, 1 << 30, now=partial(float, day_ms / 1_000 + 1))
         clicked = []
         for number in range(ANSWERS):
             challenger, user = bool(generator.integers(2)), int(generator.integers(USERS))
