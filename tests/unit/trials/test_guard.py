@@ -43,18 +43,17 @@ def show(repo: Path, champions: int | None = None, answers: int = ANSWERS, **of_
     experiment = read_experiment(find_experiment_folder(repo))
     assert experiment is not None
     log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
+    of_champion, of_arm = (experiment.find_assignment(each) for each in ("champion", arm))
     for number in range(answers):
         items = [1 + (number + place) % 30 for place in range(3)]
-        own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
-        own = replace(own, latency_ms=10.0 + number % 5, assignment=experiment.find_assignment("champion"))
+        usual = {"time_ms": experiment.changed_ms + number, "user_id": number, "item_ids": items, "scores": [1.0] * 3}
+        usual |= {"degraded": [], "experiment": "spring", "latency_ms": 10.0 + number % 5}
         if champions is None or number < champions:
-            log.add(own)
-        arm = {"ab": "challenger", "interleave": "interleaved", "shadow": "shadow"}[experiment.mode]
-        own = replace(own, assignment=experiment.find_assignment(arm))
-        changes = {"generation": 2} | {
-            name: value(number) if callable(value) else value for name, value in of_challenger.items()
-        }
-        log.add(replace(own, request_id=f"b{number}", arm=arm, **changes))
+            log.add(Exposure(f"a{number}", generation=1, arm="champion", assignment=of_champion, **usual))
+        changes = {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
+        other = usual | {"generation": 2, "arm": arm, "assignment": of_arm} | changes
+        log.add(Exposure(f"b{number}", **other))
     log.close()
 
 
@@ -300,7 +299,6 @@ def test_a_challenger_that_may_be_promoted_is_once_it_is_better(repo, promotes, 
 BOTH = 4_000  # answers of each arm
 
 
-@pytest.mark.parametrize("days", [0, 7])
 @pytest.mark.parametrize(
     ("mode", "bought", "state", "reason"),
     [
@@ -313,8 +311,11 @@ BOTH = 4_000  # answers of each arm
         ("interleave", 0, "rolled back", "1.0% more of the answers are lost by its items than won, by conversions (at least"),
     ],
 )
-def test_a_challenger_that_is_clicked_more_has_to_be_bought_as_often(mode, bought, state, reason, days):
-    """The champion has views of 40 % and purchases of 2 % of its answers. bought: of the challenger's"""
+def test_a_challenger_that_is_clicked_more_has_to_be_bought_as_often(mode, bought, state, reason):
+    """The champion has views of 40 % and purchases of 2 % of its answers. bought: of the challenger's
+
+    An experiment that is over after seven days then ends without a decision if it has none.
+    """
     champions, challengers = ("champion", "challenger") if mode == "ab" else ("interleaved", "interleaved")
     teams = None if mode == "ab" else [0, 1]
     rows, reactions = [], []
@@ -324,10 +325,11 @@ def test_a_challenger_that_is_clicked_more_has_to_be_bought_as_often(mode, bough
         rows += [usual | {"request_id": f"{request_ids}{number}"} for number in range(BOTH)]
         reactions += [(f"{request_ids}{number}", item, number < purchases, 1.0, 1) for number in range(views)]
     experiment = Experiment("e", 1, 2, 0.5, mode, promotes=True, changed_ms=time.time_ns() // 1_000_000 - 8 * DAY_MS)
-    found = judge(replace(experiment, days=days), exposures(*rows), events(*reactions))
-    if days and state == "running":
-        state, reason = "stopped", "no decision within 7 days: "
-    assert (found[0], found[1][: len(reason)]) == (state, reason)
+    log, posted = exposures(*rows), events(*reactions)
+    ended = ("stopped", "no decision within 7 days: ") if state == "running" else (state, reason)
+    for days, expected in ((0, (state, reason)), (7, ended)):
+        found = judge(replace(experiment, days=days), log, posted)
+        assert (found[0], found[1][: len(expected[1])]) == expected
 
 
 @pytest.mark.parametrize(
