@@ -14,7 +14,7 @@ Messages give the fact, then what was expected, then the remedy.
 
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class RecommenderError(Exception):
@@ -40,7 +40,13 @@ class ArtifactError(RecommenderError):
 
 
 class RequestError(RecommenderError):
+    """rows: the malformed ones of a batch that was refused as a whole; empty where they are not known"""
+
     status = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class DependencyError(RecommenderError):

@@ -142,8 +142,8 @@ class Writer:
         """
         self._check_readers()  # first, because an error after the commit would be raised for events that were written
         with self.transaction() as txn:
-            if self.ids.find_reused(txn, batch, self.now_ms()):
-                raise RequestError(REUSED_ID)
+            if reused := self.ids.find_reused(txn, batch, self.now_ms()):
+                raise RequestError(REUSED_ID, reused)
             self._check_clock(txn, batch.headers)
             return self.append_within(txn, batch)
 

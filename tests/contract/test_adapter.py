@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from serving.contract.artifacts import StageInfo, read_stage, write_manifest
-from serving.contract.errors import DependencyError
+from serving.contract.errors import DependencyError, RequestError
 from serving.contract.tensors import (
     ENSEMBLE,
     FROM_STORE,
@@ -54,6 +54,8 @@ class Echo:
             raise ZeroDivisionError("secret/path")
         if (user_ids == 777).any():
             raise DependencyError("The store is down. Start it.")
+        if (user_ids == 888).any():
+            raise RequestError("user_id was used before", np.flatnonzero(user_ids[:, 0] == 888).tolist())
         batch = len(user_ids)
         return {
             "user_categorical": np.repeat(user_ids, 2, axis=1),
@@ -159,6 +161,14 @@ def test_when_all_requests_are_malformed_the_stage_is_not_called(model):
     responses = model.execute([request(-1), request(-2)])
     assert [r.error().message() for r in responses] == ["user_id is -1", "user_id is -2"]
     assert model.first.stage.seen == []
+
+
+def test_requests_that_a_stage_refuses_by_name_cost_the_others_one_more_call_and_not_one_each(model):
+    responses = model.execute([request(1), request(2, 888), request(3, 4), request(888), request(5)])
+    assert [users_of(responses[i]) for i in (0, 2, 4)] == [[1], [3, 4], [5]]
+    for bad in (responses[1], responses[3]):
+        assert (bad.error().code(), bad.error().message()) == (pb.TritonError.INVALID_ARG, "user_id was used before")
+    assert len(model.first.stage.seen) == 2
 
 
 def test_an_unexpected_failure_stays_with_its_request_and_keeps_its_traceback_in_the_log(model):

@@ -22,7 +22,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
-from serving.contract.errors import ArtifactError, RecommenderError
+from serving.contract.errors import ArtifactError, RecommenderError, RequestError
 from serving.contract.logs import format_json_line
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.opening import open_reader
@@ -131,11 +131,17 @@ class StageModel:
     ) -> dict[int, Arrays]:
         """Return the outputs of the healthy requests by request, and add the errors of those that fail to `errors`.
 
-        One call answers all of them; if it fails, each is called alone, so that only the bad request fails.
+        One call answers all of them. If it fails, those that are not at fault are called again: together where the error says
+        which rows are, otherwise each alone.
         """
         try:
             outputs = self._call(take(inputs, rows, healthy))
         except Exception as error:
+            faulty = find_faulty(error, rows, healthy)
+            if faulty and len(healthy) > 1:
+                errors |= {i: make_caller_error(self.spec.name, error, requests[i].request_id()) for i in faulty}
+                others = [i for i in healthy if i not in faulty]
+                return self._answer(requests, inputs, rows, others, errors) if others else {}
             if len(healthy) > 1:
                 alone = (self._answer(requests, inputs, rows, [i], errors) for i in healthy)
                 return {i: outputs for answer in alone for i, outputs in answer.items()}
@@ -231,6 +237,13 @@ def group_by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
     for row in sorted(faults):
         first_faults.setdefault(int(request_of_row[row]), faults[row])
     return first_faults
+
+
+def find_faulty(error: Exception, rows: list[int], called: list[int]) -> set[int]:
+    """Return the requests that an error names by rows of the call. rows: number of rows of each request; called: requests"""
+    faulty_rows = error.rows if isinstance(error, RequestError) else ()
+    requests = np.repeat(called, [rows[i] for i in called])
+    return {int(requests[row]) for row in faulty_rows}
 
 
 def respond(spec: ModelSpec, outputs: Arrays) -> Any:

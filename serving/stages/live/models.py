@@ -117,8 +117,8 @@ class LiveModel:
         started_s = time.perf_counter()
         try:
             sequences = self.writer.append(batch)
-        except RequestError:
-            self.refused += len(batch) == 1  # a larger batch is sent again one by one
+        except RequestError as error:
+            self.refused += len(error.rows)
             raise
         self.times.add(time.perf_counter() - started_s)
         sequences = mark_sequences(sequences, self.machine, self.is_shared and bool(self.info.live_redis))

@@ -115,8 +115,9 @@ def test_an_event_id_of_another_event_is_refused_and_nothing_is_written(writer, 
             batch.headers[name] = value
         return EventBatch.join([purchase(9, 9), batch])
 
-    with pytest.raises(RequestError, match="event_id was used for an event of another user, item or name"):
+    with pytest.raises(RequestError, match="event_id was used for an event of another user, item or name") as refused:
         writer.append(EventBatch.join([make_batch(1), make_batch(1, **other)]))
+    assert refused.value.rows == [3]
     writer.append(make_batch(1))
     with pytest.raises(RequestError, match="expected an id of its own for each event"):
         writer.append(make_batch(1, **other))
