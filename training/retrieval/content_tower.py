@@ -68,6 +68,6 @@ def fit_ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
 
 def find_most_alike(content: Content, item: int) -> np.ndarray:
     """Return int64 [TEMPLATES or fewer] other items that share the rarest tokens, as `Content.find_most_alike`."""
-    alike = content.find_most_alike_by_tokens(content.tokens[content.offsets[item] : content.offsets[item + 1]], TEMPLATES + 1)
+    alike = content.find_most_alike(content.tokens[content.offsets[item] : content.offsets[item + 1]], TEMPLATES + 1)
     others = alike[alike != item][:TEMPLATES]
     return others if len(others) else alike

@@ -109,15 +109,12 @@ class Content:
         tokens, starts = np.unique(self.tokens[order], return_index=True)
         return dict(zip(tokens.tolist(), np.split(owners[order], starts)[1:], strict=True))
 
-    def find_most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
+    def find_most_alike(self, tokens: Iterable[int], count: int) -> np.ndarray:
         """Return the positions of the items that share the rarest tokens, the most alike first, int64 [count or fewer].
 
         For an item that shares no token with any other, they are positions spread evenly over the catalogue.
+        tokens: of the item, as from `compute_tokens`
         """
-        return self.find_most_alike_by_tokens(compute_tokens(columns), count)
-
-    def find_most_alike_by_tokens(self, tokens: Iterable[int], count: int) -> np.ndarray:
-        """Return what `find_most_alike` returns, for an item with these tokens."""
         n_items = len(self.offsets) - 1
         shared = np.zeros(n_items)
         for token in tokens:

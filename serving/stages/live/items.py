@@ -133,5 +133,5 @@ class LiveItems(Generic[StageArrays]):
             self.arrays.add_item(position)
         if position >= len(self.items.ids) and (tokens := compute_tokens(columns)) != self._tokens.get(position):
             self._tokens[position] = tokens
-            self.arrays.resemble(position, self.content.find_most_alike_by_tokens(tokens, TEMPLATES))
+            self.arrays.resemble(position, self.content.find_most_alike(tokens, TEMPLATES))
         self.arrays.change_item(position, columns)

@@ -23,6 +23,7 @@ from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import UserState
 from serving.stages.features.user_store import UserStore
+from serving.stages.live.content import compute_tokens
 from serving.stages.live.models import Observe, Upsert
 from serving.stages.live.users import LiveUsers
 from tests.unit.live.batches import KINDS, START_MS, purchase
@@ -275,9 +276,8 @@ def test_a_new_item_is_recommended_at_once_and_looks_like_those_of_its_kind(pipe
         assert standardise(new) == pytest.approx(standardise(old), abs=0.01)
     assert np.isfinite(after["scores"]).all()
     assert not (after["degraded"] & (Degraded.RANK | Degraded.RERANK)).any()
-    alike = pipeline.stages["retrieve"].content.find_most_alike(
-        {"title": "game number 7", "kind": "game", "category": "game"}, 3
-    )
+    tokens = compute_tokens({"title": "game number 7", "kind": "game", "category": "game"})
+    alike = pipeline.stages["retrieve"].content.find_most_alike(tokens, 3)
     assert all((position + 1) % 3 == 2 for position in alike[1:])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.stages.live.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_newcomers
-from serving.stages.live.content import Content
+from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
 from serving.stages.search.search import Blocked, Neighbours, Search
 
@@ -139,15 +139,15 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
     ]
     Content.of(items).save(tmp_path)
     content = Content.load(tmp_path)
-    assert content.find_most_alike({"title": "paper lamp, RED", "category": "light"}, 4).tolist() == [2, 0, 3]
-    assert content.find_most_alike({"tags": ["b"]}, 4).tolist() == [1]
-    assert content.find_most_alike({"title": "unheard of", "price": 3.0}, 2).tolist() == [0, 3]
+    assert content.find_most_alike(compute_tokens({"title": "paper lamp, RED", "category": "light"}), 4).tolist() == [2, 0, 3]
+    assert content.find_most_alike(compute_tokens({"tags": ["b"]}), 4).tolist() == [1]
+    assert content.find_most_alike(compute_tokens({"title": "unheard of", "price": 3.0}), 2).tolist() == [0, 3]
     assert content.map_groups(0, np.array([5, 6, 5, 0, 0])) == {"light": 5, "vase": 6}
     assert content.map_groups(1, np.zeros(5, np.int32)) == {}
 
 
 def test_items_without_a_word_are_all_alike():
-    assert Content.of([{"price": 1.0}, {"price": 2.0}]).find_most_alike({"title": "new"}, 2).tolist() == [0, 1]
+    assert Content.of([{"price": 1.0}, {"price": 2.0}]).find_most_alike(compute_tokens({"title": "new"}), 2).tolist() == [0, 1]
 
 
 def test_a_stage_that_was_published_without_content_has_none(tmp_path):
