@@ -241,7 +241,7 @@ def erase(
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
     if is_learned(repo, user_id):
-        out.print(f"The pinned generation learned from events of {described}: take them out of the data set, and export again.")
+        out.print(f"The pinned generation learned from events of {described}: export again, from a data set that has none.")
     elif not any(erasure.removed.values()):
         out.print(f"warning: nothing was known of {described}. Is that the id as the shop writes it?")
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ from server.log import explain_end
 from server.processes import count_lost_stubs, find_server_members, is_running
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
-from serving.contract.tensors import ENSEMBLE, PROBE_USER_ID, USER_ID
+from serving.contract.tensors import ENSEMBLE, OBSERVE, PROBE_USER_ID, USER_ID
 from serving.live.store import DATA_FILE
 
 QUESTION_TIMEOUT_S = 3.0
@@ -86,6 +86,8 @@ def describe_network_disk(repo: Path) -> str:
     try:
         folder = find_rules_folder(repo).parent
     except (ArtifactError, OSError):
+        return ""
+    if not (repo / OBSERVE).is_dir():  # it takes no events
         return ""
     mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
     kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""

@@ -441,7 +441,7 @@ def test_erasing_somebody_who_is_unknown_is_no_success(repository, observe):
 def test_erasing_somebody_whom_only_the_generation_knows_says_what_is_left_to_do(repository, observe):
     user = np.load(repository / "preprocess" / "1" / "store" / "user_ids.npy")[0]
     result = CliRunner().invoke(app, ["erase", "--repo", str(repository), "--", str(user)])
-    assert f"learned from events of user '{user}': take them out of the data set, and export again." in result.output
+    assert f"learned from events of user '{user}': export again, from a data set that has none." in result.output
     assert result.exit_code == 0
 
 

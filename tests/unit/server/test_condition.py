@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import namedtuple
 
 import psutil
@@ -31,3 +32,5 @@ def test_a_live_store_on_a_network_file_system_is_told(tmp_path, monkeypatch):
     mounts.append(Mount(str(tmp_path), "nfs4"))
     assert "repo.live is on a network file system (nfs4)" in describe_network_disk(repo)
     assert describe_network_disk(tmp_path / "absent") == ""
+    shutil.rmtree(repo / "observe")
+    assert describe_network_disk(repo) == ""
