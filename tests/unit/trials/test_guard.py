@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +48,8 @@ def show(repo: Path, champions: int | None = None, answers: int = ANSWERS, **of_
     of_champion, of_arm = (experiment.find_assignment(each) for each in ("champion", arm))
     for number in range(answers):
         items = [1 + (number + place) % 30 for place in range(3)]
-        usual = {"time_ms": experiment.changed_ms + number, "user_id": number, "item_ids": items, "scores": [1.0] * 3}
-        usual |= {"degraded": [], "experiment": "spring", "latency_ms": 10.0 + number % 5}
+        shown = {"time_ms": experiment.changed_ms + number, "user_id": number, "item_ids": items, "scores": [1.0] * 3}
+        usual: dict[str, Any] = shown | {"degraded": [], "experiment": "spring", "latency_ms": 10.0 + number % 5}
         if champions is None or number < champions:
             log.add(Exposure(f"a{number}", generation=1, arm="champion", assignment=of_champion, **usual))
         changes = {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
