@@ -26,6 +26,7 @@ from serving.live.event_ids import REUSED_ID, EventIds, forget_id
 from serving.live.events import (
     ITEM_CHANGED,
     ITEM_FORGOTTEN,
+    MAX_KINDS,
     OBSERVED,
     USER_CHANGED,
     USER_EVICTED,
@@ -342,6 +343,11 @@ class Writer:
         """Return the store's code of each name, uint8 [K]."""
         known: list[str] = json.loads(txn.get(KINDS, db=self.store.meta) or b"[]")
         known += [name for name in names if name not in known]
+        if len(known) > MAX_KINDS:  # a code is one byte
+            raise ConfigError(
+                f"The live store in {self.store.folder} has had {len(known)} names of events with those of this generation; "
+                f"expected {MAX_KINDS} at most. Use names of [events] again that it had before, or move the folder away."
+            )
         txn.put(KINDS, json.dumps(known).encode(), db=self.store.meta)
         return np.array([known.index(name) for name in names], np.uint8)
 

@@ -405,3 +405,10 @@ def test_pauses_are_no_time():
     later = Timeline.of([pause_ms], first_ms, pause_ms[1])
     assert later.skip_pauses(pause_ms[1] // 1000 + 5) == pause_ms[1] // 1000 + 5
     assert Timeline.of([], export_ms + 29 * DAY_MS, export_ms).skip_pauses(export_ms // 1000 + 7) == export_ms // 1000 + 7
+
+
+def test_more_names_of_events_than_codes_are_refused_instead_of_mixed_up(folder):
+    Writer(folder, Layout(), [f"event {number}" for number in range(200)]).close()
+    with pytest.raises(ConfigError, match=r"has had 257 names of events.*expected 256 at most. Use names of .events. again"):
+        Writer(folder, Layout(), [f"event {number}" for number in range(100, 257)])
+    Writer(folder, Layout(), [f"event {number}" for number in range(100, 256)]).close()
