@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
-from experiments.prequential import answer_frozen_and_live, find_split_row, resample_ratio, take_exported_part
+from experiments.prequential import Gains, answer_frozen_and_live, find_split_row, resample_ratio, take_exported_part
 from export.build import build_repository
 from export.prequential import choose_questions, compute_gains, find_ranks
 from export.settings import Settings
@@ -47,23 +46,23 @@ def declare(dataset: Dataset, learned: set[str]) -> Dataset:
     return replace(dataset, description=dataset.description.model_copy(update={"aggregations": tables}))
 
 
-def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, np.ndarray]:
-    """Return the NDCG@10 of each question, float64 [Q], frozen and live. repository: exported from the first 80 % of the log"""
+def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Gains]:
+    """Return the gains of the questions, frozen and live. repository: exported from the first 80 % of the log"""
     events = dataset.interactions
     rows = choose_questions(events, find_split_row(dataset), len(events), most)
     lists = answer_frozen_and_live(dataset, repository, rows)
-    targets = events["item_id"].to_numpy()[rows]
-    return {name: compute_gains(find_ranks(answer, targets)) for name, answer in lists.items()}
+    user_ids, targets = (events[name].to_numpy()[rows] for name in ("user_id", "item_id"))
+    return {name: Gains(compute_gains(find_ranks(answer, targets)), user_ids) for name, answer in lists.items()}
 
 
-def make_figures(gains: Mapping[str, Mapping[str, np.ndarray]]) -> list[Figure]:
+def make_figures(gains: Mapping[str, Mapping[str, Gains]]) -> list[Figure]:
     """Return the figures. gains: of each set, what `measure` returned"""
     figures = []
     for name, own in gains.items():
-        figures += [Figure(name=f"{name}: {how} NDCG@10", values=[float(values.mean())]) for how, values in own.items()]
-        for how, values in own.items():
-            if name != DEFAULT and gains[DEFAULT][how].any():
-                ratio = list(resample_ratio(values, gains[DEFAULT][how]))
+        figures += [Figure(name=f"{name}: {how} NDCG@10", values=[float(found.values.mean())]) for how, found in own.items()]
+        for how, found in own.items():
+            if name != DEFAULT and gains[DEFAULT][how].values.any():
+                ratio = list(resample_ratio(found, gains[DEFAULT][how]))
                 figures.append(Figure(name=f"{name}: {how} NDCG@10 over that of the default", values=ratio, unit="x"))
     return figures
 
@@ -85,7 +84,7 @@ def main(
         command = f"python -m experiments.aggregations --data {source}"
         conditions = (
             f"the last 20 % of the log, at most {most:,} questions, otherwise default settings, in process; "
-            "the ends of a ratio are its 95 % interval over the questions"
+            "the ends of a ratio are its 95 % interval over users"
         )
         finish(f"aggregations-{name}", f"Aggregations on {name}", command, conditions, make_figures(gains), results, machine)
 

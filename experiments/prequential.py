@@ -12,7 +12,8 @@ A question is a positive event of an item that the user never had before (export
     V-SKNN   a session-based baseline that knows every event before the question
 
 The figures are Recall@20 (is the item in the list?), NDCG@10, and the mean reciprocal rank (MRR, 0 for items not in the list).
-The spread of a ratio is its 95 % interval over the questions, by the bootstrap: both answerers get the same ones.
+The spread of a ratio is its 95 % interval by the bootstrap over users, because the questions of one user are alike; both
+answerers get the same ones.
 """
 
 from __future__ import annotations
@@ -48,11 +49,18 @@ TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+class Gains(NamedTuple):
+    """NDCG@10 of each question, float64 [Q], and whose question it is, int64 [Q]."""
+
+    values: np.ndarray
+    user_ids: np.ndarray
+
+
 class Measured(NamedTuple):
-    """The quality of one answerer. gains: float64 [Q], NDCG@10 of each question"""
+    """The quality of one answerer."""
 
     quality: Quality
-    gains: np.ndarray
+    gains: Gains
 
 
 def find_split_row(dataset: Dataset) -> int:
@@ -71,9 +79,10 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Measured
     rows = choose_questions(events, first, len(events), most)
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
     answers = answer_frozen_and_live(dataset, repository, rows) | {KNN: answer_by_knn(dataset, rows, tuned_rows)}
-    targets = events["item_id"].to_numpy()[rows]
+    user_ids, targets = (events[name].to_numpy()[rows] for name in ("user_id", "item_id"))
     return {
-        name: Measured(Quality.of(lists, targets), compute_gains(find_ranks(lists, targets))) for name, lists in answers.items()
+        name: Measured(Quality.of(lists, targets), Gains(compute_gains(find_ranks(lists, targets)), user_ids))
+        for name, lists in answers.items()
     }
 
 
@@ -104,20 +113,20 @@ def make_figures(measured: dict[str, Measured]) -> list[Figure]:
         for field in fields(own.quality)
     ]
     for other, at_least in LEAST_RATIOS.items():
-        if measured[other].gains.any():
+        if measured[other].gains.values.any():
             low, ratio, high = resample_ratio(measured[LIVE].gains, measured[other].gains)
             figures.append(Figure(name=f"live over {other}: NDCG@10", values=[low, ratio, high], unit="x", at_least=at_least))
     return figures
 
 
-def resample_ratio(gains: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
-    """Return the ratio of two means as (low, ratio, high), with the ends of its 95 % interval.
-
-    gains, other: float64 [Q], of the same questions
-    """
-    rows = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
-    low, high = np.percentile(gains[rows].mean(axis=1) / np.maximum(other[rows].mean(axis=1), 1e-12), (2.5, 97.5)).tolist()
-    return low, float(gains.mean() / other.mean()), high
+def resample_ratio(own: Gains, other: Gains) -> tuple[float, float, float]:
+    """Return the ratio of two means as (low, ratio, high), with the ends of its 95 % interval. Both have the same questions."""
+    users = np.unique(own.user_ids, return_inverse=True)[1]
+    sums, other_sums = (np.bincount(users, gains.values) for gains in (own, other))
+    drawn = np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))
+    ratios = sums[drawn].sum(axis=1) / np.maximum(other_sums[drawn].sum(axis=1), 1e-12)
+    low, high = np.percentile(ratios, (2.5, 97.5)).tolist()
+    return low, float(own.values.mean() / other.values.mean()), high
 
 
 @app.command()
