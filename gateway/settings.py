@@ -43,7 +43,7 @@ class GatewaySettings(BaseModel):
     deadline_ms: float = Field(default=250.0, gt=0, le=60_000)  # of a request that names none
     most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)  # that a request may name
     most_in_flight: int = Field(default=256, gt=0)  # recommendations; beyond, the fallback answers
-    calls_in_flight: int = Field(default=4, gt=0)  # further recommendations wait, and go together in the next call
+    calls_in_flight: int = Field(default=2, gt=0)  # further recommendations wait, and go together in the next call
     latency_factor: float = Field(default=4.0, gt=1)  # times the latency without a queue: beyond, fewer are admitted
     latency_floor_ms: float = Field(default=20.0, gt=0)  # below this latency, admission is never reduced
     body_bytes: int = Field(default=1 << 20, gt=0)
