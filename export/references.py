@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.distributions import compute_same_user, write_references
+from serving.contract.distributions import write_references
+from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.preprocess import Preprocess
 from serving.stages.rank import Rank
 from serving.stages.retrieve import Retrieve
-from trials.drift import bound_psi, describe_categories, describe_numbers
+from trials.drift import bound_psi, bound_same_user, describe_categories, describe_numbers
 
 REQUESTS_AT_ONCE = 64
 REFERENCE_TIMES = 10  # as many requests as are recorded: with fewer, the reference's own error hides a shift
@@ -32,7 +33,8 @@ def write_drift_references(folders: dict[str, Path], requests: Arrays) -> None:
         for name, values in columns.items()
     }
     settled = [own for name, own in described.items() if name not in rank.best_items.live]
-    bounded = described | {own.name: own for own in bound_psi(settled, compute_same_user(requests["user_id"][:, 0]))}
+    same_user = bound_same_user(requests["user_id"][:, 0], WINDOW_ROWS)
+    bounded = described | {own.name: own for own in bound_psi(settled, same_user)}
     write_references(folders["preprocess"], [bounded[name] for name in preprocess.plan.names])
     write_references(folders["rank"], [bounded[name] for name in rank.best_items.names])
 

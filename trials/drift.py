@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import chdtri
 
-from serving.contract.distributions import BOUND_ROWS, OTHER, Reference, fill_empty
+from serving.contract.distributions import BOUND_ROWS, OTHER, Reference, compute_same_user, fill_empty
 
 BINS = 10
 LEAST_ROWS = 10  # of a category with a bin of its own
@@ -20,6 +20,7 @@ MARGIN = 0.001  # standard deviations between a frequent number and the edges of
 FALSE_ALARMS = 0.00002  # chance that a window without drift alarms, over all of its features together; eight windows overlap
 RESAMPLES = 25_000  # of the reference and of the window
 RARE = 0.001  # chance of the rarest quantile that the resamples alone tell
+FEW_PAIRS, SAME_USER_DRAWS = 0.01, 500  # quantile over parts of the reference, and their number
 PAIRINGS = 10  # windows that each resampled reference is compared with: comparing costs less than drawing
 
 
@@ -48,6 +49,17 @@ def describe_categories(name: str, values: np.ndarray) -> Reference:
     order = np.argsort(-counts, kind="stable")[: BINS - 1]
     most_frequent = kinds[order[counts[order] >= LEAST_ROWS]]
     return _with_shares(Reference(name, len(values), (), (), (*most_frequent.tolist(), OTHER)), values)
+
+
+def bound_same_user(user_ids: np.ndarray, rows: int) -> float:
+    """Return the least share of pairs of one user that windows of independent requests have, but for FEW_PAIRS of them.
+
+    With the mean in its place, a window whose frequent users came less often than usual would look more independent than it is.
+    user_ids: int64 [requests], independent; rows: of a window
+    """
+    generator = np.random.default_rng(0)
+    windows = (generator.permutation(user_ids)[:rows] for _ in range(SAME_USER_DRAWS))
+    return float(np.quantile([compute_same_user(window) for window in windows], FEW_PAIRS))
 
 
 def bound_psi(references: list[Reference], same_user: float) -> list[Reference]:

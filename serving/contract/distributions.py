@@ -27,7 +27,7 @@ class Reference:
     categories: those of a categorical feature, the most frequent first, OTHER last, else empty
     shares: float64 [bins]; the last bin of a numeric feature holds missing values (NaN)
     psi_bounds: the largest PSI that chance explains in windows of BOUND_ROWS; empty without a bound
-    same_user: share of the pairs of requests that are of one user
+    same_user: share of the pairs of requests of one user that nearly every window of independent requests has at least
     """
 
     name: str
@@ -75,7 +75,7 @@ def count_independent(user_ids: np.ndarray, same_user: float) -> float:
     """Return how many independent requests tell as much as these (Kish's effective sample size).
 
     The requests of one user are alike, so chance moves the shares of a window with five of each user as far as those of a fifth
-    of the requests. Independent requests have pairs of one user too, in a share of `same_user`: only others count.
+    of the requests. Independent requests have pairs of one user too, at least in a share of `same_user`: only others count.
     """
     found = compute_same_user(user_ids)
     excess = (found - same_user) / (1 - same_user) if found > same_user else 0.0

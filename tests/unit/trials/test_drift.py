@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from serving.contract.distributions import BOUND_ROWS, Reference, compute_kl, compute_psi, compute_same_user
+from serving.contract.distributions import BOUND_ROWS, Reference, compute_kl, compute_psi
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.drift import NEW_ROWS, WINDOW_ROWS, DriftWindow
-from trials.drift import FALSE_ALARMS, bound_psi, compute_psi_bounds, describe_categories, describe_numbers
+from trials.drift import (
+    FALSE_ALARMS,
+    bound_psi,
+    bound_same_user,
+    compute_psi_bounds,
+    describe_categories,
+    describe_numbers,
+)
 
 FEATURES = 20  # that share FALSE_ALARMS
 REFERENCE = np.random.default_rng(0).lognormal(size=10_000)
@@ -196,19 +203,23 @@ def test_requests_without_a_user_count_one_by_one(watched):
     assert find_drifted(watched) == ["price"]
 
 
-def test_users_who_come_as_often_as_in_the_log_leave_the_bound_as_it_is():
-    """Independent requests of a log whose ten largest users make two fifths of it repeat them as well."""
+@pytest.mark.parametrize("of_one_user", [1, 2, 5, 10])
+def test_frequent_users_of_a_log_are_no_drift(of_one_user):
+    """Ten users make a tenth of the log: independent requests repeat them as well, more often or less by chance."""
     generator = np.random.default_rng(9)
-    shares = np.append(np.full(10, 0.04), np.full(5_000, 0.6 / 5_000))
-    prices = generator.normal(size=len(shares))
+    chances = np.append(np.full(10, 0.01), np.full(5_000, 0.9 / 5_000))
+    prices = generator.normal(size=len(chances)).astype(np.float32)
 
     def draw(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        users = generator.choice(len(shares), count, p=shares)
-        return users, np.empty((count, 0), np.int64), prices[users, None].astype(np.float32)
+        users = np.repeat(generator.choice(len(chances), count // of_one_user, p=chances), of_one_user)
+        return users, users[:, None], prices[users, None]
 
-    users, _, known = draw(10_000)
-    window = DriftWindow(bound_psi([describe_numbers("price", known[:, 0])], compute_same_user(users)), categorical=0)
-    window.add(*draw(WINDOW_ROWS))
-    values = read_drift(window)
-    assert values["recommender_drift_independent_requests", ""] > 0.7 * WINDOW_ROWS
-    assert find_drifted(window) == []
+    known = generator.choice(len(chances), 10_000, p=chances)
+    references = [describe_categories("user", known), describe_numbers("price", prices[known])]
+    window = DriftWindow(bound_psi(references, bound_same_user(known, WINDOW_ROWS)), categorical=1)
+    independent = []
+    for _ in range(100):
+        window.add(*draw(WINDOW_ROWS))
+        independent.append(read_drift(window)["recommender_drift_independent_requests", ""])
+        assert find_drifted(window) == []
+    assert 0.5 * WINDOW_ROWS < np.median(independent) * of_one_user < 1.2 * WINDOW_ROWS
