@@ -132,7 +132,7 @@ class ExposureLog:
     def flush(self) -> None:
         """Write what was added, and apply the retention where it is due.
 
-        Raises OSError; what could not be written stays in memory.
+        Raises OSError; what could not be written stays in memory. Raises ArtifactError if only the retention fails.
         """
         with self._lock:
             rows, self._rows = self._rows, []
@@ -162,6 +162,8 @@ class ExposureLog:
                 self.flush()
             except OSError as error:
                 log.warning("%d exposures cannot be written and stay in memory: %s", len(self._rows), error)
+            except ArtifactError as error:
+                log.warning("old exposures are not removed: %s", error)
 
     def _write(self, rows: list[Exposure]) -> None:
         for folder in (self.folder.parent, self.folder):  # the live store refuses a folder that others can read
@@ -224,11 +226,17 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
 
 
 def read_removed_ms(folder: Path) -> int:
-    """Return until when answers were removed, unix milliseconds; 0 for none. folder: as of `list_exposure_files`"""
+    """Return until when answers were removed, unix milliseconds; 0 for none. folder: as of `list_exposure_files`
+
+    Raises ArtifactError for a file that cannot be read.
+    """
+    path = folder / REMOVED_FILE
     try:
-        return json.loads((folder / REMOVED_FILE).read_text())["until_ms"]
+        return int(json.loads(path.read_text())["until_ms"])
     except FileNotFoundError:
         return 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} does not say until when answers were removed ({error!r}). Remove the file.") from error
 
 
 def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:

@@ -74,7 +74,7 @@ def report(
     table = Table(group_column, f"{counted}s", "clicked", "converted", f"value an {counted}", *rest)
     for group, summary in summaries.items():
         table.add_row(group, *format_cells(summary))
-    Console().print(table)
+    Console(markup=False).print(table)  # names of experiments and categories may have brackets
 
 
 def find_split(folder: Path, experiment: str) -> Split | None:

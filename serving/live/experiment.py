@@ -60,7 +60,8 @@ class Experiment:
     def __post_init__(self) -> None:
         """Raise ArtifactError for a value that no experiment has."""
         wrong = {
-            "name": not self.name or not isinstance(self.name, str),
+            # Gateways hash it, logs and metrics print it: bytes of another encoding in a command line are no text.
+            "name": not isinstance(self.name, str) or not self.name or not self.name.isprintable(),
             "share": not 0 <= self.share <= 1,
             "mode": self.mode not in get_args(Mode),
             "state": self.state not in get_args(State),
@@ -70,8 +71,8 @@ class Experiment:
         for key, is_wrong in wrong.items():
             if is_wrong:
                 raise ArtifactError(
-                    f"The experiment's {key} is {getattr(self, key)!r}; expected a name, a share of 0 to 1, a mode of "
-                    f"{get_args(Mode)}, a state of {get_args(State)}, two generations, and no days below 0."
+                    f"The experiment's {key} is {getattr(self, key)!r}; expected a printable name in UTF-8, a share of 0 to 1, "
+                    f"a mode of {get_args(Mode)}, a state of {get_args(State)}, two generations, and no days below 0."
                 )
 
     @property

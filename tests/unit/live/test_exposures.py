@@ -189,3 +189,16 @@ def test_an_erased_users_answers_that_were_not_written_yet_become_nobodys(tmp_pa
 def test_without_a_log_nothing_is_found(tmp_path):
     assert len(read_exposures(tmp_path)) == 0
     assert count_exposures(tmp_path, 3) == erase_exposures(tmp_path, 3, NOW_MS) == 0
+
+
+def test_a_damaged_record_of_removals_stops_only_the_retention(tmp_path):
+    """A power cut may leave an empty file. Answers are written all the same, and the error says what to do."""
+    write(tmp_path, answers(10), now=1_000.0)
+    (tmp_path / "exposures" / "removed.json").write_text("")
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000_000.0)  # the first file is older than a day
+    log.add(ANSWER)
+    with pytest.raises(ArtifactError, match=r"removed\.json does not say until when .* Remove the file"):
+        log.flush()
+    (tmp_path / "exposures" / "removed.json").unlink()
+    log.close()
+    assert [row["request_id"] for row in read_exposures(tmp_path).to_pylist()] == [ANSWER.request_id]

@@ -240,3 +240,12 @@ def test_an_export_without_categories_is_named(repo, feedback):
     shutil.rmtree(find_stage_folder(repo, "rerank", 1) / "content")
     with pytest.raises(TrialError, match="Generation 1 does not know its items' categories"):
         summarise([feedback], "category", repo)
+
+
+@pytest.mark.parametrize("name", ["spring [b]", "spring[/b]"])
+def test_brackets_in_the_name_of_an_experiment_are_shown(repo, name):
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    log.add(Exposure("c", now_ms, 1, 1, [BOOK], [1.0], [], name, "champion"))
+    log.close()
+    command = ["report", "--by", "arm", "--repo", str(repo)]
+    assert f"{name}/champion" in CliRunner().invoke(app, command, env={"COLUMNS": "200"}, catch_exceptions=False).stdout
