@@ -1,12 +1,21 @@
 """Windows of the reference's own distribution raise no alarm; shifted ones do."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from serving.contract.distributions import BOUND_ROWS, Reference, compute_kl, compute_psi
+from serving.contract.distributions import (
+    BOUND_ROWS,
+    REFERENCES_FILE,
+    Reference,
+    compute_kl,
+    compute_psi,
+    read_references,
+    write_references,
+)
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.drift import NEW_ROWS, WINDOW_ROWS, DriftWindow
 from trials.drift import (
@@ -223,3 +232,11 @@ def test_frequent_users_of_a_log_are_no_drift(of_one_user):
         independent.append(read_drift(window)["recommender_drift_independent_requests", ""])
         assert find_drifted(window) == []
     assert 0.5 * WINDOW_ROWS < np.median(independent) * of_one_user < 1.2 * WINDOW_ROWS
+
+
+def test_references_are_read_as_written_and_those_of_an_older_version_are_left_out(tmp_path, references):
+    write_references(tmp_path, references)
+    assert read_references(tmp_path) == references
+    older = {"name": "price", "rows": 10, "shares": [0.5, 0.5, 0.0], "edges": [0.0], "categories": [], "psi_bound": 0.2}
+    (tmp_path / REFERENCES_FILE).write_text(json.dumps({"features": [older]}))
+    assert read_references(tmp_path) == []
