@@ -16,7 +16,7 @@ from trials.off_policy import TrialError
 from trials.progress import find_start_ms
 from trials.split import find_latest_share, take_share
 
-PART_ANSWERS = 200_000  # in memory at a time; some 400 MB
+PART_ANSWERS = 100_000  # in memory at a time; some 400 MB
 USED_BY_SPLIT = ("time_ms", "user_id", "arm", "assignment", "experiment")
 
 
