@@ -28,11 +28,8 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import ENSEMBLE
 from serving.live.store import find_live_folder, make_folder
-from serving.stages.features.ids import ItemIndex
-from serving.stages.live.content import NO_GROUP, Content
 from serving.stages.rules.applied import CURRENT_FILE, FOLDER, read_current_version
 from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig
-from serving.stages.rules.rules import Rules
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +173,10 @@ def add_version(
 
 def compile_for_generation(repository: Path, version_folder: Path, generation: int, values: Mapping[str, Any]) -> None:
     """Compile rules for a generation into a folder of the version's, durably. Raises ConfigError where they do not fit it."""
+    # here, because a supervisor of a server imports this module too, and does without compiled loops
+    from serving.stages.features.ids import ItemIndex
+    from serving.stages.rules.rules import Rules
+
     compiled = version_folder / str(generation)
     compile_rules(compiled, RulesConfig.from_dict(values), **read_catalogue(repository, generation))
     items = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy")
@@ -235,6 +236,9 @@ def hand_over(path: Path, model: Path) -> None:
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:
     """Return a generation's catalogue as arguments of `compile_rules`. Raises ConfigError for a generation without it."""
+    from serving.stages.features.ids import ItemIndex
+    from serving.stages.live.content import NO_GROUP, Content
+
     folder = find_stage_folder(repository, "rerank", generation)
     content, ids = Content.load(folder), ItemIndex.load(folder / "item_ids.npy").ids
     if content is None:

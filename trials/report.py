@@ -13,8 +13,6 @@ import numpy as np
 from live.exposures import SOURCE_NAMES
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import read_pinned_generation
-from serving.stages.features.ids import ItemIndex
-from serving.stages.live.content import NO_GROUP, Content
 from trials.feedback import Feedback
 from trials.off_policy import TrialError
 
@@ -134,6 +132,10 @@ def group_categories(repo: Path, generation: int) -> Callable[[Feedback], Groups
 
     Raises TrialError for a generation that was exported without its items' categories.
     """
+    # They take a second to import, and neither a guard nor the progress of an experiment needs them.
+    from serving.stages.features.ids import ItemIndex
+    from serving.stages.live.content import NO_GROUP, Content
+
     folder = find_stage_folder(repo, "rerank", generation)
     content = Content.load(folder)
     if content is None:

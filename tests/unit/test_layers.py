@@ -151,9 +151,9 @@ def test_what_serves_imports_no_training_library():
         assert not {name.split(".")[0] for name in read_source(path).imports} & OFFLINE_LIBRARIES, path
 
 
-def libraries_loaded_by(module: str) -> set[str]:
-    """Return the top-level packages that a new process has after it imported a module."""
-    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+def libraries_loaded_by(*modules: str) -> set[str]:
+    """Return the top-level packages that a new process has after it imported modules."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -164,8 +164,9 @@ def test_loading_the_pipeline_loads_no_training_library():
     assert not loaded & OFFLINE_LIBRARIES
 
 
-def test_the_models_that_write_events_do_without_the_compiler():
-    loaded = libraries_loaded_by("serving.stages.live.models")
+def test_what_writes_events_or_runs_beside_a_server_does_without_the_compiler():
+    """It would take each of these processes 60 MB."""
+    loaded = libraries_loaded_by("serving.stages.live.models", "server.watch", "live.__main__", "trials.__main__")
     assert "lmdb" in loaded
     assert not {"numba", "llvmlite"} & loaded
 

@@ -14,9 +14,12 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from serving.contract.errors import ArtifactError
-from serving.stages.rules.rules import Rules
+
+if TYPE_CHECKING:  # supervisors and backups read versions without compiled loops, which take a process 60 MB
+    from serving.stages.rules.rules import Rules
 
 FOLDER, CURRENT_FILE = "rules", "current.json"
 
@@ -67,7 +70,7 @@ class AppliedRules:
         numbers = range(read_current_version(self.folder), 0, -1)
         fitting = (self.folder / str(number) / str(self.generation) for number in numbers)
         compiled = next((folder for folder in fitting if folder.is_dir()), None)
-        rules = self.exported if compiled is None else Rules.load(compiled, self.generation)
+        rules = self.exported if compiled is None else type(self.exported).load(compiled, self.generation)
         if rules.n_items != self.exported.n_items:
             raise ArtifactError(
                 f"{compiled} has rules for {rules.n_items} items; expected {self.exported.n_items}. Apply again."
