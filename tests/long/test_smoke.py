@@ -80,7 +80,8 @@ class Context:
     def __init__(self, folder) -> None:
         self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)
         part = prequential.take_exported_part(self.dataset)
-        self.repo = export(folder, part, ranker={"compression": "none", "width": 16})
+        fast = {"recorded_requests": 64, "candidates": 64}
+        self.repo = export(folder, part, ranker={"compression": "none", "width": 16}, pipeline=fast)
 
     @cached_property
     def work(self) -> compression.Workload:
