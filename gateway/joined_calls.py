@@ -1,40 +1,54 @@
 """Ask a server several questions in one call: those that come while enough calls are under way wait, and go together.
 
     question ─▶ fewer than `most_calls` under way ─▶ a call of its own, at once
-             └─▶ otherwise it waits ─▶ a call ends ─▶ all that wait go in the next call
+             └─▶ otherwise it waits ─▶ a call ends ─▶ all that wait go in the next call, urgent ones first
 
 A call costs much, and a further question in it little. So the busier the server, the larger the calls and the less an answer
-costs. No question waits for a timer.
+costs. No question waits for a timer. A call that takes longer than SLOW_S makes room for the next one: it may be lost.
+
+A call that fails because of one of its questions is made again in halves, until that question fails alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gateway.metrics import Metrics
-from triton_recommender import AsyncRecommender, DeadlineExceeded, InvalidRequest, Query, Recommendations
+from triton_recommender import (
+    AsyncRecommender,
+    DeadlineExceeded,
+    InvalidRequest,
+    Query,
+    Recommendations,
+    ServerFault,
+    StageDied,
+)
+from triton_recommender.tensors import RECOMMEND
 
 MOST_QUESTIONS = 64  # of one call
-
-
-class Settings(NamedTuple):
-    """What all questions of a call share. k: the most items, None for all; generation: of the challenger, None: the champion"""
-
-    k: int | None
-    generation: int | None
+SLOW_S = 0.1
+RANKS = {"high": 0, "normal": 1, "low": 2}  # priority -> order of those that wait
 
 
 @dataclass(eq=False)
 class Waiting:
-    """A question, the monotonic second at which its caller gives up, and the future that gets its answer."""
+    """A question that waits for a call, and the future that gets its answer.
+
+    deadline_s: the monotonic second at which its caller gives up
+    group: only questions of one group share a call: they are for one generation, and their callers are about as patient
+    """
 
     query: Query
-    settings: Settings
+    k: int | None
+    generation: int | None
     request_id: str
+    rank: int
     deadline_s: float
+    group: tuple[int | None, int]
     answer: asyncio.Future[Recommendations] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -43,18 +57,30 @@ class JoinedCalls:
 
     def __init__(self, recommender: AsyncRecommender, most_calls: int, metrics: Metrics) -> None:
         self._recommender, self._most_calls, self._metrics = recommender, most_calls, metrics
-        self._under_way = 0
+        self._under_way: set[object] = set()
         self._waiting: list[Waiting] = []
+        self._halves: list[list[Waiting]] = []  # of calls that failed because of one question
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
 
     async def ask(
-        self, query: Query, *, k: int | None, request_id: str, timeout_s: float, generation: int | None = None
+        self,
+        query: Query,
+        *,
+        k: int | None,
+        request_id: str,
+        timeout_s: float,
+        priority: str = "normal",
+        generation: int | None = None,
     ) -> Recommendations:
-        """Return the answer. Raises the client's errors; a question that the server refuses fails alone."""
-        question = Waiting(query, Settings(k, generation), request_id, time.monotonic() + timeout_s)
-        if self._under_way < self._most_calls:
-            self._under_way += 1
-            return (await self._call([question]))[0]
+        """Return the answer. Raises the client's errors; a question that the server refuses fails alone.
+
+        priority: a key of RANKS; generation: of the challenger to ask, None asks the champion
+        """
+        if len(self._under_way) < self._most_calls or self._find_most_questions() == 1:
+            return (await self._call([query], self._begin_call(), k, request_id, timeout_s, generation))[0]
+        group = generation, round(math.log2(max(timeout_s, 1e-3)))
+        deadline_s = time.monotonic() + timeout_s
+        question = Waiting(query, k, generation, request_id, RANKS[priority], deadline_s, group)
         self._waiting.append(question)
         try:
             async with asyncio.timeout(timeout_s):
@@ -62,50 +88,89 @@ class JoinedCalls:
         except TimeoutError as error:
             raise DeadlineExceeded(f"No answer within {timeout_s:.3g} s. Allow more with x-deadline-ms.") from error
 
-    async def _call(self, questions: list[Waiting]) -> list[Recommendations]:
-        """Return the answers of one call, which `_under_way` counts already."""
-        settings, last_s = questions[0].settings, max(question.deadline_s for question in questions)
+    def _find_most_questions(self) -> int:
+        """Return how many questions the server takes in one call; 1 until it has said so."""
+        model = self._recommender.models.get(RECOMMEND)
+        return 1 if model is None else min(model.max_batch, MOST_QUESTIONS)
+
+    def _begin_call(self) -> object:
+        """Return what stands for a call that begins, among those that are under way."""
+        call = object()
+        self._under_way.add(call)
+        return call
+
+    def _end_call(self, call: object) -> None:
+        self._under_way.discard(call)
+        self._start_calls()
+
+    async def _call(
+        self, queries: list[Query], call: object, k: int | None, request_id: str, timeout_s: float, generation: int | None
+    ) -> list[Recommendations]:
         self._metrics.calls.inc()
+        timer = asyncio.get_running_loop().call_later(SLOW_S, self._end_call, call)
         try:
             return await self._recommender.recommend_many(
-                [question.query for question in questions],
-                k=settings.k,
-                generation=settings.generation,
-                request_id=",".join(question.request_id for question in questions),
-                timeout_s=last_s - time.monotonic(),
+                queries, k=k, request_id=request_id, timeout_s=timeout_s, generation=generation
             )
         finally:
-            self._under_way -= 1
-            self._start_calls()
+            timer.cancel()
+            self._end_call(call)
 
     def _start_calls(self) -> None:
-        """Send what waits, oldest first, as long as calls may be sent."""
-        self._waiting = [question for question in self._waiting if not question.answer.done()]  # others were given up
-        while self._waiting and self._under_way < self._most_calls:
-            settings = self._waiting[0].settings
-            questions = [question for question in self._waiting if question.settings == settings][:MOST_QUESTIONS]
-            self._waiting = [question for question in self._waiting if question not in questions]
-            self._start_call(questions)
+        """Send what waits as long as calls may be sent: halves of failed calls first, then by priority and age."""
+        self._waiting = sorted(_list_open(self._waiting), key=lambda question: question.rank)
+        while len(self._under_way) < self._most_calls and (questions := self._take_questions()):
+            task = asyncio.create_task(self._answer(questions, self._begin_call()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _start_call(self, questions: list[Waiting]) -> None:
-        self._under_way += 1
-        task = asyncio.create_task(self._answer(questions))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _take_questions(self) -> list[Waiting]:
+        """Return the questions of the next call, and let them wait no more; none where nobody waits."""
+        while self._halves:
+            if questions := _list_open(self._halves.pop(0)):
+                return questions
+        groups = {question.group for question in self._waiting[:1]}
+        questions = [question for question in self._waiting if question.group in groups][: self._find_most_questions()]
+        taken = set(questions)
+        self._waiting = [question for question in self._waiting if question not in taken]
+        return questions
 
-    async def _answer(self, questions: list[Waiting]) -> None:
+    async def _answer(self, questions: list[Waiting], call: object) -> None:
         """Make one call, and give each question its answer or the error."""
+        wanted = [question.k for question in questions]
+        k = None if None in wanted else max(filter(None, wanted))
+        left_s = max(question.deadline_s for question in questions) - time.monotonic()
+        request_ids = ",".join(question.request_id for question in questions)
+        queries, generation = [question.query for question in questions], questions[0].generation
         try:
-            answers = await self._call(questions)
+            answers = await self._call(queries, call, k, request_ids, left_s, generation)
         except Exception as error:  # of any kind: each caller decides what it means
-            if isinstance(error, InvalidRequest) and len(questions) > 1:  # one of them is at fault
-                for question in questions:
-                    self._start_call([question])
+            if len(questions) > 1 and _may_be_of_one_question(error):
+                middle = len(questions) // 2
+                self._halves += [questions[:middle], questions[middle:]]
+                self._start_calls()
                 return
-            for question in questions:
-                if not question.answer.done():
-                    question.answer.set_exception(error)
+            for question in _list_open(questions):
+                question.answer.set_exception(error)
         else:
             for question, answer in zip(questions, answers, strict=True):
                 if not question.answer.done():
-                    question.answer.set_result(answer)
+                    question.answer.set_result(_cut(answer, question.k))
+
+
+def _list_open(questions: Sequence[Waiting]) -> list[Waiting]:
+    """Return the questions that somebody still waits for."""
+    return [question for question in questions if not question.answer.done()]
+
+
+def _may_be_of_one_question(error: Exception) -> bool:
+    """Return whether a call may have failed because of one of its questions: the others would be answered without it."""
+    return isinstance(error, InvalidRequest | ServerFault) and not isinstance(error, StageDied)
+
+
+def _cut(answer: Recommendations, k: int | None) -> Recommendations:
+    """Return the first k items of an answer, all where k is None."""
+    if k is None or k >= len(answer):
+        return answer
+    each_item = ("item_ids", "scores", "propensities", "sources")
+    return replace(answer, **{name: getattr(answer, name)[:k] for name in each_item})

@@ -166,6 +166,7 @@ class Answering:
     ) -> Shown:
         limiter = self._limiter
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
+        settings["priority"] = question.priority
 
         async def ask_champion() -> Recommendations:
             return await self._champion.ask(query, **settings)
