@@ -25,6 +25,7 @@ from tests.server.requests import ask_each, ask_together, infer, tensor
 from tests.waiting import until
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
+from triton_recommender import Query, Recommender
 
 READY_TIMEOUT_S = 600.0
 REQUESTS = 24
@@ -46,8 +47,8 @@ def workflow(info, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["24.03", "modern"])
-def served(request, repository, info, tmp_path_factory):
-    """-> Triton, client of a merlin repository of the same training, as it is exported but for the stand-ins.
+def running(request, repository, info, tmp_path_factory):
+    """-> Triton, server of a merlin repository of the same training, as it is exported but for the stand-ins.
 
     On 24.03 NVTabular itself encodes, on a CPU, through the workflow model of merlin-systems; else the compiled plan does.
     """
@@ -59,11 +60,15 @@ def served(request, repository, info, tmp_path_factory):
         settings, workflow = {"triton": "modern"}, None
     publish_merlin(Source.open(folders, workflow), copy, Settings(merlin=settings))
     stand_in(copy, MerlinSettings().mount)
-    with (
-        TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
-        open_local_client(server.grpc_url) as client,
-    ):
-        yield request.param, client
+    with TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server:
+        yield request.param, server
+
+
+@pytest.fixture(scope="module")
+def served(running):
+    triton, server = running
+    with open_local_client(server.grpc_url) as client:
+        yield triton, client
 
 
 def test_answers_equal_the_cpu_profiles(served, recorded):
@@ -139,6 +144,16 @@ def test_a_caller_may_send_the_user_alone(served):
     assert (answer["degraded"] == 0).all()
 
 
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_the_python_client_understands_the_server(running, recorded, scheme):
+    _, server = running
+    user_ids = recorded.inputs["user_id"][:3, 0].tolist()
+    port = server.ports.grpc if scheme == "grpc" else server.ports.http
+    with Recommender(f"{scheme}://localhost:{port}") as recommender:
+        answers = recommender.recommend_many([Query(user_id) for user_id in user_ids])
+    assert all(len(answer) == 20 and not answer.degraded for answer in answers)
+
+
 def test_the_stages_answer_alone_too(served, recorded, info):
     """A nested stage takes and gives the records of the cpu profile's stage."""
     _, client = served
@@ -182,7 +197,7 @@ def keys_per_sample(repository, info) -> int:
     return len(settings["user_tables"]) + info.axes.candidates * len(settings["item_tables"])
 
 
-uses_hps = pytest.mark.parametrize("served", ["24.03"], indirect=True)
+uses_hps = pytest.mark.parametrize("running", ["24.03"], indirect=True)
 
 
 def embeddings(client, keys, numkeys):

@@ -133,11 +133,15 @@ def make_channel_options(url: str) -> list[tuple[str, object]]:
 
 
 def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
-    """Return the tensors and the largest batch of a model, from its config."""
+    """Return the tensors and the largest batch of a model, from its config.
+
+    Where Triton does no batching (`max_batch_size: 0`, as behind the hps backend), the dims begin with the requests, and the
+    config does not say how many the stages take: one is always right.
+    """
 
     def describe_tensors(tensors) -> dict[str, tuple[str, int]]:
         return {
-            tensor.name: (wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[0]) for tensor in tensors
+            tensor.name: (wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[-1]) for tensor in tensors
         }
 
     return ModelDescription(describe_tensors(config.input), describe_tensors(config.output), max(config.max_batch_size, 1))

@@ -189,10 +189,10 @@ def make_path(call: Call) -> str:
 
 
 def describe_model(config: Mapping[str, Any]) -> ModelDescription:
-    """Return the tensors and the batch size of a model, from its config as JSON."""
+    """Return the tensors and the largest batch of a model, from its config as JSON: see transports/grpc.py."""
 
     def describe_tensors(tensors: list[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
-        return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][0])) for tensor in tensors}
+        return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][-1])) for tensor in tensors}
 
     return ModelDescription(
         describe_tensors(config["input"]), describe_tensors(config["output"]), max(int(config["max_batch_size"]), 1)
