@@ -1,6 +1,7 @@
 """The search against a slow exact twin, whole or by index, with everything that may be blocked."""
 
 import itertools
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
@@ -368,3 +369,29 @@ def test_items_that_come_and_go_are_found_by_an_index_that_does_not_know_of_it()
         expected = Search(vectors, neighbours, available)(*requests, 20)
         np.testing.assert_array_equal(positions, expected[0])
         np.testing.assert_array_equal(scores, expected[1])
+
+
+def test_an_item_that_comes_or_goes_costs_no_pass_over_all_that_the_index_lacks():
+    """Counted as memory: a pass would make an array of the items."""
+    n_items, rng = 20_000, np.random.default_rng(9)
+    vectors = rng.normal(size=(n_items, WIDTH)).astype(np.float32)
+    neighbours = Neighbours(np.full((n_items + 1, 1), n_items, np.int32), np.zeros((n_items + 1, 1), np.float32))
+    available = np.arange(n_items) < 100
+    search = Search(vectors, neighbours, available.copy(), index=flat_index(vectors, available))
+    users, nothing = rng.normal(size=(B, WIDTH)).astype(np.float32), nothing_blocked(B)
+    no_history = np.full((B, 1), n_items)
+    for left_out in ([], range(150, n_items, 3), [99, n_items - 1]):
+        now = np.ones(n_items, bool)
+        now[left_out] = False
+        changes = list(enumerate(now.tolist()))
+        tracemalloc.start()
+        try:
+            for change in changes:
+                search.set_servable(*change)
+            _, most_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most_bytes < n_items // 2  # half of a byte for each item
+        requests = (users, no_history, nothing, 20)
+        for found, expected in zip(search(*requests), Search(vectors, neighbours, now)(*requests), strict=True):
+            np.testing.assert_array_equal(found, expected)

@@ -148,7 +148,7 @@ class Search:
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
         self._indexed = np.append(available, False)
-        self._unindexed = np.empty(0, np.int64)  # served, but not in the index
+        self._unindexed: np.ndarray | None = None  # served, but not in the index; None = not listed since they changed
         self._n_withdrawn = 0  # in the index, but no longer served
         self._catalogue = Catalogue(
             *(view_read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights))
@@ -170,8 +170,10 @@ class Search:
         wanted = np.empty(len(user_vectors), np.int64)
         with self._lock:
             count_blocked(*blocked, self._scratch.place, wanted)
-        unindexed = self._unindexed
-        wanted += count + len(unindexed) + self._n_withdrawn
+            if self._unindexed is None:
+                self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
+            unindexed, n_withdrawn = self._unindexed, self._n_withdrawn
+        wanted += count + len(unindexed) + n_withdrawn
         wanted = np.minimum(wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
         near = self._find_nearest(make_index_queries(user_vectors), wanted)
         if len(unindexed):
@@ -221,8 +223,7 @@ class Search:
             if self._indexed[position]:
                 self._n_withdrawn += -1 if servable else 1
             else:
-                change = np.union1d if servable else np.setdiff1d
-                self._unindexed = change(self._unindexed, [position])
+                self._unindexed = None  # the next search lists them once, however many change before it
 
     def search_exactly(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
