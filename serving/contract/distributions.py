@@ -17,6 +17,7 @@ REFERENCES_FILE = "references.json"
 SMALLEST_SHARE = 1e-4  # in place of an empty bin's 0, whose logarithm is infinite
 OTHER = "other"  # of categories: all that are not listed
 BOUND_ROWS = (2_048, 512, 128, 64, 32)  # independent requests of the windows that have a bound; those between are interpolated
+LEAST_INDEPENDENT = BOUND_ROWS[-1]  # requests of a window: from fewer, nothing can be told
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,11 @@ class Reference:
     same_user: float = 0.0
 
     def find_bound(self, independent_rows: float) -> float:
-        """Return the largest PSI that chance explains in a window worth so many independent requests."""
-        if not self.psi_bounds:
+        """Return the largest PSI that chance explains in a window worth so many independent requests, or infinity."""
+        if not self.psi_bounds or independent_rows < LEAST_INDEPENDENT:
             return float("inf")
-        # Linear in 1 / rows, as the bound of large bins is; below the smallest window it is proportional.
-        rows, bounds = (*BOUND_ROWS, 1), (*self.psi_bounds, self.psi_bounds[-1] * BOUND_ROWS[-1])
-        return float(np.interp(1 / independent_rows, 1 / np.array(rows), bounds))
+        # Linear in 1 / rows, as the bound of large bins is.
+        return float(np.interp(1 / independent_rows, 1 / np.array(BOUND_ROWS), self.psi_bounds))
 
     def count_shares(self, values: np.ndarray) -> np.ndarray:
         """Return the share of values in each bin, float64 [bins]. values: [rows], numbers or categories."""

@@ -238,7 +238,8 @@ def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stage
 
 
 # This server has no values for what needs a full window of requests, and for events from Kafka.
-WINDOWED = {f"recommender_drift_{name}" for name in ("psi", "psi_bound", "kl")} | {"recommender_shown_items_share"}
+DRIFT = {f"recommender_drift_{name}" for name in ("psi", "psi_bound", "kl", "independent_requests")}
+WINDOWED = DRIFT | {"recommender_shown_items_share"}
 ELSEWHERE = WINDOWED | {"recommender_live_kafka_silent_seconds"}
 
 

@@ -2,7 +2,8 @@
 
 A request only costs a copy of its row, over the oldest one of a ring. The thread that reports metrics compares the whole ring
 with the references once enough rows are new, so that a drift is seen soon after it began, whenever it began. The more requests
-of one user are in the ring, the fewer independent ones it is worth, and the larger is the bound.
+of one user are in the ring, the fewer independent ones it is worth, and the larger is the bound. Below LEAST_INDEPENDENT there
+is none: the ring tells nothing.
 """
 
 from __future__ import annotations
@@ -92,5 +93,5 @@ class DriftWindow:
             yield Measurement("recommender_drift_psi", text, GAUGE, labels, window_psi)
             text = "Kullback-Leibler divergence of the last window"
             yield Measurement("recommender_drift_kl", text, GAUGE, labels, window_kl)
-            text = "PSI above which chance does not explain the difference"
+            text = "PSI above which chance does not explain the difference; +Inf where the window cannot tell"
             yield Measurement("recommender_drift_psi_bound", text, GAUGE, labels, bound)

@@ -9,6 +9,7 @@ from scipy.stats import chi2
 
 from serving.contract.distributions import (
     BOUND_ROWS,
+    LEAST_INDEPENDENT,
     REFERENCES_FILE,
     Reference,
     compute_kl,
@@ -210,6 +211,24 @@ def test_requests_without_a_user_count_one_by_one(watched):
     send(watched, WINDOW_ROWS // 5, np.random.default_rng(8), price=0.3, user=MISSING_INT)
     assert read_drift(watched)["recommender_drift_independent_requests", ""] == WINDOW_ROWS
     assert find_drifted(watched) == ["price"]
+
+
+@pytest.mark.parametrize(("share", "judged"), [(0.1, True), (0.2, False), (1.0, False)])
+def test_a_caller_that_sends_one_id_for_many_users_leaves_no_verdict(watched, share, judged):
+    generator = np.random.default_rng(10)
+    user_ids = np.where(np.arange(WINDOW_ROWS) < share * WINDOW_ROWS, 7, np.arange(WINDOW_ROWS) + 100)
+    brands, prices = generator.integers(3, 9, (WINDOW_ROWS, 1)), generator.normal(1.5, size=(WINDOW_ROWS, 1))
+    watched.add(user_ids, brands, prices.astype(np.float32))
+    values = read_drift(watched)
+    assert (values["recommender_drift_independent_requests", ""] >= LEAST_INDEPENDENT) == judged
+    assert (values["recommender_drift_psi_bound", "price"] < np.inf) == judged
+    assert values["recommender_drift_psi", "price"] > 1
+    assert find_drifted(watched) == (["price"] if judged else [])
+
+
+def test_bounds_end_at_the_smallest_window_that_has_one(price):
+    assert price.find_bound(LEAST_INDEPENDENT) == price.psi_bounds[-1] < np.inf
+    assert price.find_bound(LEAST_INDEPENDENT - 0.1) == np.inf
 
 
 @pytest.mark.parametrize("of_one_user", [1, 2, 5, 10])
