@@ -83,8 +83,8 @@ def create_app(
     explainer = Explainer(shop, Experiments(store))
     finder = SimilarItems(shop)
     most_calls = sys.maxsize if traced else settings.calls_in_flight  # a call of several requests could be in one trace only
-    champions, challengers = (JoinedCalls(client, most_calls, metrics) for client in (recommender, challenger or recommender))
-    answering = Answering(shop, champions, metrics, limiter, exposures, experiments, challengers, explainer)
+    calls = JoinedCalls(recommender, challenger or recommender, most_calls, metrics)
+    answering = Answering(shop, calls, metrics, limiter, exposures, experiments, explainer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -52,6 +52,11 @@ class Enrolment(NamedTuple):
         """The probability with which the user was assigned to this arm; 1 outside of experiments."""
         return self.experiment.find_assignment(self.arm) if self.experiment else 1.0
 
+    @property
+    def is_shadow(self) -> bool:
+        """Whether the challenger is asked and not shown."""
+        return self.challenger is not None and self.arm == CHAMPION_ARM
+
     def describe_difference(self, explained: int) -> str | None:
         """Return a sentence if the user is shown items of another generation than the explained one, None otherwise."""
         if self.experiment is None:
@@ -64,7 +69,7 @@ class Enrolment(NamedTuple):
 
     def list_shown(self, champion: int) -> tuple[int, ...]:
         """Return the generations whose items the user is shown. champion: the served one"""
-        if self.challenger is None or self.arm == CHAMPION_ARM:  # a shadow is not shown
+        if self.challenger is None or self.is_shadow:
             return (champion,)
         return (self.challenger, champion) if self.arm == INTERLEAVED_ARM else (self.challenger,)
 

@@ -6,7 +6,10 @@
 A call costs much, and a further question in it little. So the busier the server, the larger the calls and the less an answer
 costs. No question waits for a timer. A call that takes longer than SLOW_S makes room for the next one: it may be lost.
 
-A call that fails because of one of its questions is made again in halves, until that question fails alone.
+A call that fails because of one of its questions is made again in halves, until that question fails alone. Where one call after
+the other fails, no single question is at fault, and all get the error.
+
+Champion and challenger share one queue, so that the arms of an A/B test wait alike.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from triton_recommender import (
     StageDied,
 )
 from triton_recommender.tensors import RECOMMEND
+from triton_recommender.wire import Signature, check_k
 
 MOST_QUESTIONS = 64  # of one call
 SLOW_S = 0.1
+MOST_FAULTS = 4  # calls in a row that fail by a fault of the server: of two halves, one succeeds if one question is at fault
 RANKS = {"high": 0, "normal": 1, "low": 2}  # priority -> order of those that wait
 
 
@@ -53,10 +58,11 @@ class Waiting:
 
 
 class JoinedCalls:
-    """Asks one client. Belongs to one event loop. most_calls: under way at a time"""
+    """Belongs to one event loop. champion, challenger: clients; most_calls: under way at a time"""
 
-    def __init__(self, recommender: AsyncRecommender, most_calls: int, metrics: Metrics) -> None:
-        self._recommender, self._most_calls, self._metrics = recommender, most_calls, metrics
+    def __init__(self, champion: AsyncRecommender, challenger: AsyncRecommender, most_calls: int, metrics: Metrics) -> None:
+        self._champion, self._challenger, self._most_calls, self._metrics = champion, challenger, most_calls, metrics
+        self._faults = 0  # calls that failed in a row by a fault of the server
         self._under_way: set[object] = set()
         self._waiting: list[Waiting] = []
         self._halves: list[list[Waiting]] = []  # of calls that failed because of one question
@@ -76,8 +82,10 @@ class JoinedCalls:
 
         priority: a key of RANKS; generation: of the challenger to ask, None asks the champion
         """
-        if len(self._under_way) < self._most_calls or self._find_most_questions() == 1:
+        most_questions = self._find_most_questions(generation)
+        if len(self._under_way) < self._most_calls or most_questions == 1:
             return (await self._call([query], self._begin_call(), k, request_id, timeout_s, generation))[0]
+        check_k(k, Signature.of(self._choose_client(generation).models[RECOMMEND]))
         group = generation, round(math.log2(max(timeout_s, 1e-3)))
         deadline_s = time.monotonic() + timeout_s
         question = Waiting(query, k, generation, request_id, RANKS[priority], deadline_s, group)
@@ -88,9 +96,12 @@ class JoinedCalls:
         except TimeoutError as error:
             raise DeadlineExceeded(f"No answer within {timeout_s:.3g} s. Allow more with x-deadline-ms.") from error
 
-    def _find_most_questions(self) -> int:
+    def _choose_client(self, generation: int | None) -> AsyncRecommender:
+        return self._champion if generation is None else self._challenger
+
+    def _find_most_questions(self, generation: int | None) -> int:
         """Return how many questions the server takes in one call; 1 until it has said so."""
-        model = self._recommender.models.get(RECOMMEND)
+        model = self._choose_client(generation).models.get(RECOMMEND)
         return 1 if model is None else min(model.max_batch, MOST_QUESTIONS)
 
     def _begin_call(self) -> object:
@@ -109,9 +120,14 @@ class JoinedCalls:
         self._metrics.calls.inc()
         timer = asyncio.get_running_loop().call_later(SLOW_S, self._end_call, call)
         try:
-            return await self._recommender.recommend_many(
+            answers = await self._choose_client(generation).recommend_many(
                 queries, k=k, request_id=request_id, timeout_s=timeout_s, generation=generation
             )
+            self._faults = 0
+            return answers
+        except ServerFault:
+            self._faults += 1
+            raise
         finally:
             timer.cancel()
             self._end_call(call)
@@ -129,8 +145,11 @@ class JoinedCalls:
         while self._halves:
             if questions := _list_open(self._halves.pop(0)):
                 return questions
-        groups = {question.group for question in self._waiting[:1]}
-        questions = [question for question in self._waiting if question.group in groups][: self._find_most_questions()]
+        if not self._waiting:
+            return []
+        first = self._waiting[0]
+        most = self._find_most_questions(first.generation)
+        questions = [question for question in self._waiting if question.group == first.group][:most]
         taken = set(questions)
         self._waiting = [question for question in self._waiting if question not in taken]
         return questions
@@ -145,7 +164,7 @@ class JoinedCalls:
         try:
             answers = await self._call(queries, call, k, request_ids, left_s, generation)
         except Exception as error:  # of any kind: each caller decides what it means
-            if len(questions) > 1 and _may_be_of_one_question(error):
+            if len(questions) > 1 and self._may_be_of_one_question(error):
                 middle = len(questions) // 2
                 self._halves += [questions[:middle], questions[middle:]]
                 self._start_calls()
@@ -157,15 +176,16 @@ class JoinedCalls:
                 if not question.answer.done():
                     question.answer.set_result(_cut(answer, question.k))
 
+    def _may_be_of_one_question(self, error: Exception) -> bool:
+        """Return whether a call may have failed because of one of its questions: the others would be answered without it."""
+        if isinstance(error, ServerFault):
+            return not isinstance(error, StageDied) and self._faults <= MOST_FAULTS
+        return isinstance(error, InvalidRequest)
+
 
 def _list_open(questions: Sequence[Waiting]) -> list[Waiting]:
     """Return the questions that somebody still waits for."""
     return [question for question in questions if not question.answer.done()]
-
-
-def _may_be_of_one_question(error: Exception) -> bool:
-    """Return whether a call may have failed because of one of its questions: the others would be answered without it."""
-    return isinstance(error, InvalidRequest | ServerFault) and not isinstance(error, StageDied)
 
 
 def _cut(answer: Recommendations, k: int | None) -> Recommendations:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit, by priority; "high" may exceed the limit by RESERVED requests
 RESERVED = 8
-LEAST, FIRST = 10, 16  # lowest and first limit; with fewer in flight, some stages of the ensemble would be idle
+LEAST, FIRST = 20, 24  # lowest and first limit; with fewer in flight, calls would have few questions (joined_calls.py)
 WINDOW_ANSWERS, WINDOW_S = 20, 0.1
 BASELINE_WINDOWS = 300
 BACK_OFF = 0.9
@@ -72,8 +72,7 @@ class Limiter:
         latencies_s = sorted(self._latencies_s)
         median_s = latencies_s[len(latencies_s) // 2]
         lowest, was_in_use = min(LEAST, self._most), self._busiest >= self.limit * SHARES["normal"] - 1
-        # While the limit is in use there may be a queue, and hours of it would raise the target.
-        if not was_in_use or self.limit <= lowest:
+        if not was_in_use:  # else there may be a queue, and hours of it would raise the target
             self._medians_s.append(median_s)
         if median_s > self.target_s:
             self.limit = max(self.limit * BACK_OFF, lowest)

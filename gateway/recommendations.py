@@ -71,17 +71,15 @@ class Answering:
     def __init__(
         self,
         shop: Shop,
-        champion: JoinedCalls,
+        calls: JoinedCalls,
         metrics: Metrics,
         limiter: Limiter,
         exposures: ExposureLog,
         experiments: Experiments,
-        challenger: JoinedCalls,
         explainer: Explainer,
     ) -> None:
-        self._shop, self._champion, self._metrics, self._limiter = shop, champion, metrics, limiter
-        self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
-        self._explainer = explainer
+        self._shop, self._calls, self._metrics, self._limiter = shop, calls, metrics, limiter
+        self._exposures, self._experiments, self._explainer = exposures, experiments, explainer
 
     async def answer(self, question: Question) -> Answered:
         """Return the answer.
@@ -166,13 +164,13 @@ class Answering:
     ) -> Shown:
         limiter = self._limiter
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
-        settings["priority"] = question.priority
 
         async def ask_champion() -> Recommendations:
-            return await self._champion.ask(query, **settings)
+            return await self._calls.ask(query, priority=question.priority, **settings)
 
         async def ask_challenger(generation: int) -> Recommendations:
-            return await self._challenger.ask(query, generation=generation, **settings)
+            priority = "low" if enrolment.is_shadow else question.priority
+            return await self._calls.ask(query, priority=priority, generation=generation, **settings)
 
         def log_shadow(answer: Recommendations | None, seconds: float) -> None:
             shadow_answer = Recommendations((), ()) if answer is None else answer

@@ -132,7 +132,7 @@ class ExposureLog:
     def flush(self) -> None:
         """Write what was added, and apply the retention where it is due.
 
-        Raises OSError; what could not be written stays in memory. Raises ArtifactError if only the retention fails.
+        Raises OSError; what could not be written stays in memory.
         """
         with self._lock:
             rows, self._rows = self._rows, []
@@ -144,8 +144,11 @@ class ExposureLog:
                     raise
             is_much = self._new_bytes > RETAINED_SHARE * self._keep_bytes
             if is_much or time.monotonic() - self._retained_s >= RETAINED_EVERY_S:
-                remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
                 self._retained_s, self._new_bytes = time.monotonic(), 0
+                try:
+                    remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
+                except ArtifactError as error:
+                    log.warning("old exposures are not removed: %s", error)
 
     def close(self) -> None:
         """Write the rest and stop."""
@@ -162,8 +165,6 @@ class ExposureLog:
                 self.flush()
             except OSError as error:
                 log.warning("%d exposures cannot be written and stay in memory: %s", len(self._rows), error)
-            except ArtifactError as error:
-                log.warning("old exposures are not removed: %s", error)
 
     def _write(self, rows: list[Exposure]) -> None:
         for folder in (self.folder.parent, self.folder):  # the live store refuses a folder that others can read

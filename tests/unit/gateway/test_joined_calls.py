@@ -131,6 +131,14 @@ def test_urgent_questions_that_wait_go_first(gateway):
     assert [query.user_id for query in door.shop.queries] == [7, 1, 4, 5, 3, 2]
 
 
+def test_champion_and_challenger_share_the_calls(gateway):
+    door = gateway(calls_in_flight=1)
+    door.shop.server.challengers[2] = lambda query: [4, 5]
+    answers, calls = ask_together(door, [PATH.format(7) + "&generation=2"] * 2 + [PATH.format(7)] * 3)
+    assert first_items(answers) == [4, 4, 3, 3, 3]
+    assert (calls.questions, calls.most) == ([1, 1, 3], 1)
+
+
 def test_a_call_that_may_be_lost_holds_up_nobody(gateway, monkeypatch):
     monkeypatch.setattr(joined_calls, "SLOW_S", 0.01)
     door = gateway(calls_in_flight=1)
@@ -161,6 +169,15 @@ def test_a_question_that_makes_its_call_fail_fails_alone(gateway, error, code):
     assert answers[7].get("error", {}).get("code") == code
     assert calls.most == 2
     assert len(calls.questions) <= 2 + 2 * 5  # two at first, then 16 in halves
+
+
+def test_where_every_call_fails_none_is_made_again_and_again(gateway):
+    def fail(query):
+        raise ServerFault("a fault")
+
+    answers, calls = ask_together(gateway(fail, calls_in_flight=2), [PATH.format(user) for user in range(1, 23)])
+    assert [answer["degraded"] for answer in answers] == [["gateway_fallback"]] * 22
+    assert len(calls.questions) < 10
 
 
 def test_when_a_stage_dies_popular_items_answer_all_its_questions_and_later_ones_are_asked(gateway):
