@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,10 +102,10 @@ def start(
             f"{'no server that can move' if fixed else 'none'}. Use one of the two."
         )
     ports = Ports(grpc_port, http_port, metrics_port)
-    with hold_start_lock(RUN_DIR, grpc_port):  # a second command waits, and finds the server of the first
-        flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "follow_pin": follow_pin or None}
-        flags["tls"] = str(tls.resolve()) if tls else None
-        state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
+    requested: Settings = {"threads": threads, "cache_mib": cache_mib, "host": host, "fixed": fixed or None}
+    requested |= {"no_http": no_http or None, "follow_pin": follow_pin or None, "tls": str(tls.resolve()) if tls else None}
+    with _hold_lock_once_ready(repo, ports, requested, timeout_s):
+        state = _start(repo, ports, requested, timeout_s)
         try:
             if gateway_port:
                 state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
@@ -130,20 +132,40 @@ def _start_gateway(state: ServerState, port: int, config: Path | None, optional:
     return state
 
 
+@contextmanager
+def _hold_lock_once_ready(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> Iterator[None]:
+    """Hold the start lock, after a server that runs there has become ready, has ended or must be restarted.
+
+    It waits without the lock, because the supervisor of a server that hangs needs the lock to restart it.
+    """
+    while True:
+        with hold_start_lock(RUN_DIR, ports.grpc):  # a second command waits, and finds the server of the first
+            running = _find_running(repo, ports)
+            if running is None or _find_fault(running) or is_ready(running.grpc_url):
+                yield
+                return
+        _refuse_other_settings(running, requested)
+        again = f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again"
+        typer.echo(f"waiting for a server that is starting, or hangs: {_describe(running)}. {again}", err=True)
+        wait_ready(running.grpc_url, timeout_s, partial(_can_become_ready, running))
+
+
+def _can_become_ready(state: ServerState) -> bool:
+    """Return whether a server still runs, as the same process, and need not be restarted."""
+    now = _find_running(state.repo, state.ports)
+    return now is not None and now.pid == state.pid and not _find_fault(now)
+
+
 def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> ServerState:
     """Start, keep or restart a server. requested: settings, None where the caller set none"""
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
-    if running and (fault := running.fault or _describe_lost(count_lost_stubs(running.pid))):
+    if running and (fault := _find_fault(running)):
         typer.echo(f"starting again: {fault}: {_describe(running)}")
         stop_server(running, RUN_DIR)
         settings = running.settings | {name: value for name, value in requested.items() if value is not None}
     elif running:
         _refuse_other_settings(running, requested)
-        if not is_ready(running.grpc_url):  # whoever started it was ended, and did not stop it
-            again = f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again"
-            typer.echo(f"waiting for a server that is starting, or hangs: {_describe(running)}. {again}", err=True)
-            wait_ready(running.grpc_url, timeout_s)
         settings |= running.settings  # a server that cannot move is restarted with its settings
         if _move_to_pinned(running):
             typer.echo(f"already running: {_describe(running)}")
@@ -246,9 +268,12 @@ def _choose_server(states: Sequence[ServerState], grpc_port: int | None) -> Serv
     return chosen[0] if chosen else None
 
 
-def _describe_lost(stubs: int) -> str:
-    """Return how many stubs died, as a message; "" for none."""
-    return f"{stubs} of its Python model process(es) died" if stubs else ""
+def _find_fault(state: ServerState) -> str:
+    """Return why a running server must be restarted; "" if it need not be."""
+    if state.fault:
+        return state.fault
+    lost = count_lost_stubs(state.pid)
+    return f"{lost} of its Python model process(es) died" if lost else ""
 
 
 def _describe_restart(state: ServerState) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,10 @@ def find_held_versions(grpc_url: str) -> set[int]:
     return {version for (_, version), (state, _) in states.items() if state in HELD_STATES}
 
 
-def wait_ready(grpc_url: str, timeout_s: float) -> None:
-    """Wait until `is_ready`. Raises ServerError after `timeout_s`, with the models that are not ready."""
+def wait_ready(grpc_url: str, timeout_s: float, may_become_ready: Callable[[], bool] = lambda: True) -> None:
+    """Wait until `is_ready`, or until it cannot be any more. Raises ServerError after `timeout_s`, with what is not ready."""
     deadline_s = time.monotonic() + timeout_s
-    while not is_ready(grpc_url):
+    while not is_ready(grpc_url) and may_become_ready():
         if time.monotonic() > deadline_s:
             raise ServerError(f"After {timeout_s:.0f} s the server at {grpc_url} is not ready: {list_unready(grpc_url)}")
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""A start whose command is ended, a server that is stopped while it starts, and a live store that is removed under a server."""
+"""Starts that meet a server which is not ready, stops or restarts, and a live store that is removed under a server."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Timer
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from repository.models import hash_manifest
 from server import __main__ as commands
 from server.condition import describe_removed_store
+from server.control import find_running_servers, stop_server
 from server.launcher import TritonServer
-from server.ports import find_free_ports
+from server.lock import hold_start_lock
+from server.ports import Ports, find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ServerError
 from serving.live.store import DATA_FILE, find_live_folder
@@ -36,25 +38,77 @@ time.sleep(600)
 """
 
 
-def test_a_server_whose_start_was_ended_is_waited_for(tmp_path, monkeypatch):
-    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
+@pytest.fixture
+def start(tmp_path, monkeypatch, capfd) -> Iterator[Callable[[Path, Ports], Start]]:
+    """start(repo, ports) -> a running `python -m server start`; whatever it starts is stopped after the test."""
+    write_wheel(tmp_path / "wheel")
+    monkeypatch.syspath_prepend(tmp_path / "wheel")
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    doubles: list[TritonDouble] = []
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda repo, ports: Start(thread, capfd, repo, ports)
+    for state in find_running_servers(tmp_path):
+        stop_server(state, tmp_path)
+
+
+class Start:
+    """A start under way, and what it has printed so far."""
+
+    def __init__(self, thread: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str], repo: Path, ports: Ports) -> None:
+        self._printed, self._capfd = "", capfd
+        self._future = thread.submit(commands.start, repo, ports.grpc, ports.http, ports.metrics, unsupervised=True)
+
+    def read(self) -> str:
+        self._printed += "".join(self._capfd.readouterr())
+        return self._printed
+
+    def wait_until_printed(self, text: str) -> None:
+        until(lambda: self._future.done() or text in self.read())
+        assert text in self.read()
+
+    def wait(self) -> str:
+        self._future.result()
+        return self.read()
+
+
+def save_state(repo: Path, ports: Ports, server: subprocess.Popen, tag: str, run_dir: Path) -> None:
+    state = ServerState(server.pid, tag, repo, run_dir / "log", ports, {"host": "127.0.0.1"}, generation=1)
+    replace(state, content=hash_manifest(repo, 1)).save(run_dir)
+
+
+def test_a_server_whose_start_was_ended_is_waited_for(tmp_path, start):
+    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
     with run_tagged(tag) as server:
-        state = ServerState(server.pid, tag, repo, tmp_path / "log", ports, {"host": "127.0.0.1"}, generation=1)
-        replace(state, content=hash_manifest(repo, 1)).save(tmp_path)
-        begins = Timer(1.0, lambda: doubles.append(TritonDouble(repo, ports.grpc)))
-        begins.start()
-        numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
-        result = CliRunner().invoke(
-            commands.app, ["start", "--repo", str(repo), *numbers, "--unsupervised"], catch_exceptions=False
-        )
-        begins.join()
-        doubles[0].stop()
-    assert f"waiting for a server that is starting, or hangs: {repo}" in result.output
-    assert f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again" in result.output
-    assert f"already running: {repo}" in result.output
-    assert result.exit_code == 0
+        save_state(repo, ports, server, tag, tmp_path)
+        starting = start(repo, ports)
+        starting.wait_until_printed(f"waiting for a server that is starting, or hangs: {repo}")
+        starting.wait_until_printed(f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again")
+        double = TritonDouble(repo, ports.grpc)
+        assert f"already running: {repo}" in starting.wait()
+        double.stop()
+
+
+def test_a_supervisor_may_restart_the_server_that_a_start_waits_for(tmp_path, start):
+    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
+    with run_tagged(tag) as hanging, run_tagged(tag) as restarted:
+        save_state(repo, ports, hanging, tag, tmp_path)
+        starting = start(repo, ports)
+        starting.wait_until_printed("waiting for a server that is starting, or hangs")
+        with hold_start_lock(tmp_path, ports.grpc):
+            hanging.kill()
+            save_state(repo, ports, restarted, tag, tmp_path)
+            double = TritonDouble(repo, ports.grpc)
+        assert f"(process {restarted.pid})" in starting.wait()
+        double.stop()
+
+
+def test_a_server_that_ends_before_it_is_ready_is_waited_for_no_longer(tmp_path, start):
+    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
+    with run_tagged(tag) as server:
+        save_state(repo, ports, server, tag, tmp_path)
+        starting = start(repo, ports)
+        starting.wait_until_printed("waiting for a server that is starting, or hangs")
+        server.kill()
+        assert f"ready: {repo}" in starting.wait()
 
 
 def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tmp_path, monkeypatch):
