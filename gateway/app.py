@@ -77,6 +77,8 @@ def create_app(
     metrics = Metrics()
     shop = Shop(repo, metrics)
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
+    metrics.in_flight.set_function(lambda: limiter.in_flight)
+    metrics.limit.set_function(lambda: limiter.limit)
     store = find_live_folder(shop.repo, shop.published.info.live_folder)
     exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
     experiments, readiness = Experiments(store), Readiness(recommender)

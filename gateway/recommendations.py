@@ -191,8 +191,6 @@ class Answering:
             raise DeadlineExceeded(f"No answer within {question.deadline_s:.3g} s. Allow more with x-deadline-ms.") from error
         finally:
             limiter.end(began_s, failed)
-            self._metrics.in_flight.set(limiter.in_flight)
-            self._metrics.limit.set(limiter.limit)
 
     def _build_popular(
         self, question: Question, query: Query, is_known: bool | None, request_id: str, enrolment: Enrolment

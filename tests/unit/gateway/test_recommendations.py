@@ -181,12 +181,15 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         second = await door.ask_async("GET", "/v1/recommendations?user=7")
+        page = (await door.ask_async("GET", "/metrics")).text
         release.set()
-        return (await first).json(), second.json()
+        return (await first).json(), second.json(), page
 
-    first, second = asyncio.run(two())
+    first, second, page = asyncio.run(two())
     assert first["degraded"] == []
     assert second["degraded"] == ["gateway_fallback"]
+    assert "gateway_recommendations_in_flight 1.0" in page  # Kubernetes scales by it, also before anything is answered
+    assert "gateway_recommendations_in_flight 0.0" in door.ask("GET", "/metrics").text
 
 
 @pytest.mark.parametrize(
