@@ -2,8 +2,9 @@
 
     python -m experiments.rest --repo model_repository [--seconds 5] [--rounds 3]
 
-Three ways to the same kernels, in turns: gRPC to tritonserver; REST through the gateway; REST to a plain FastAPI server that
-runs the pipeline in its own process, without batching (experiments/plain_server.py).
+Four ways to the same kernels, in turns: gRPC to tritonserver; REST through the gateway; the same where each question is a call
+of its own (gateway/joined_calls.py); REST to a plain FastAPI server that runs the pipeline in its own process, without batching
+(experiments/plain_server.py).
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from serving.contract.errors import ServerError
 from triton_recommender import Recommender
 
 CLIENTS = 8
+SINGLE = "gateway without joined calls"
+NO_LIMIT = 1_000_000  # of calls under way, so that no question waits for another one's call
 STARTED_S = 60.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -119,13 +122,18 @@ def main(
 ) -> None:
     """Measure the ways in turns. Exit code 1 when the gateway adds more than 2 ms."""
     machine = read_machine()
-    with serve_with_gateway(repo) as served, plain_server(repo.resolve()) as (plain_port, plain):
+    with (
+        serve_with_gateway(repo) as served,
+        serve_with_gateway(repo, f"calls_in_flight = {NO_LIMIT}\n") as single,
+        plain_server(repo.resolve()) as (plain_port, plain),
+    ):
         users = served.draw_user_ids(1_000, np.random.default_rng(0))
-        every = find_members(served.state.tag)
+        every, every_single = find_members(served.state.tag), find_members(single.state.tag)
         tasks: dict[str, Callable[[], dict[str, float]]] = {}
         for n in (1, CLIENTS):
             tasks[f"gRPC {n}"] = partial(ask_grpc, served, users, seconds, n)
             tasks[f"gateway {n}"] = partial(ask_rest, "gateway", served.port, every, users, seconds, n)
+            tasks[f"{SINGLE} {n}"] = partial(ask_rest, SINGLE, single.port, every_single, users, seconds, n)
             tasks[f"plain FastAPI {n}"] = partial(ask_rest, "plain FastAPI", plain_port, [plain], users, seconds, n)
         for task in tasks.values():
             task()  # warm
@@ -136,6 +144,9 @@ def main(
         gateway - grpc for gateway, grpc in zip(values["gateway, 1 client: p50"], values["gRPC, 1 client: p50"], strict=True)
     ]
     figures.append(Figure(name="what the gateway adds to p50, 1 client", values=added, unit="ms", at_most=2.0))
+    rates = (values[f"{way}, {CLIENTS} clients: answers/s"] for way in ("gateway", SINGLE))
+    gains = [joined / alone for joined, alone in zip(*rates, strict=True)]
+    figures.append(Figure(name=f"joined calls over lone ones, {CLIENTS} clients: answers/s", values=gains, unit="x"))
     command = f"python -m experiments.rest --repo {repo} --seconds {seconds:g} --rounds {rounds}"
     finish("rest", "REST beside gRPC", command, f"{seconds:g} s each, {rounds} rounds", figures, results, machine)
 
