@@ -441,8 +441,9 @@ def test_another_contract_is_refused(published):
 def test_records_of_as_many_bytes_with_other_fields_are_another_contract(published):
     repository = published()
     other = replace(AXES, user_categorical=1, user_continuous=3)
-    assert [make_stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
-    with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of rank differ"):
+    first, second = (make_stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other))
+    assert first == second
+    with pytest.raises(ExportError, match=r"user UINT8 \[\d+\] .*user_categorical INT64 \[1\].* of rank differ"):
         publish_once(repository, other)
     assert find_served_generation(repository) == 1
 
