@@ -19,7 +19,9 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from gateway.limiter import SHARES
 from gateway.metrics import Metrics
 from triton_recommender import (
     AsyncRecommender,
@@ -36,7 +38,14 @@ from triton_recommender.wire import Signature, check_k
 MOST_QUESTIONS = 64  # of one call
 SLOW_S = 0.1
 MOST_FAULTS = 4  # calls in a row that fail by a fault of the server: of two halves, one succeeds if one question is at fault
-RANKS = {"high": 0, "normal": 1, "low": 2}  # priority -> order of those that wait
+RANKS = {priority: rank for rank, priority in enumerate(SHARES)}  # order of those that wait
+
+
+class Group(NamedTuple):
+    """Only questions of one group share a call: they are for one generation, and their callers are about as patient."""
+
+    generation: int | None
+    patience: int
 
 
 @dataclass(eq=False)
@@ -44,16 +53,14 @@ class Waiting:
     """A question that waits for a call, and the future that gets its answer.
 
     deadline_s: the monotonic second at which its caller gives up
-    group: only questions of one group share a call: they are for one generation, and their callers are about as patient
     """
 
     query: Query
     k: int | None
-    generation: int | None
     request_id: str
     rank: int
     deadline_s: float
-    group: tuple[int | None, int]
+    group: Group
     answer: asyncio.Future[Recommendations] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -75,20 +82,19 @@ class JoinedCalls:
         k: int | None,
         request_id: str,
         timeout_s: float,
-        priority: str = "normal",
+        priority: str,
         generation: int | None = None,
     ) -> Recommendations:
         """Return the answer. Raises the client's errors; a question that the server refuses fails alone.
 
-        priority: a key of RANKS; generation: of the challenger to ask, None asks the champion
+        priority: a key of SHARES; generation: of the challenger to ask, None asks the champion
         """
         most_questions = self._find_most_questions(generation)
         if len(self._under_way) < self._most_calls or most_questions == 1:
             return (await self._call([query], self._begin_call(), k, request_id, timeout_s, generation))[0]
         check_k(k, Signature.of(self._choose_client(generation).models[RECOMMEND]))
-        group = generation, round(math.log2(max(timeout_s, 1e-3)))
-        deadline_s = time.monotonic() + timeout_s
-        question = Waiting(query, k, generation, request_id, RANKS[priority], deadline_s, group)
+        group = Group(generation, round(math.log2(max(timeout_s, 1e-3))))
+        question = Waiting(query, k, request_id, RANKS[priority], time.monotonic() + timeout_s, group)
         self._waiting.append(question)
         try:
             async with asyncio.timeout(timeout_s):
@@ -148,7 +154,7 @@ class JoinedCalls:
         if not self._waiting:
             return []
         first = self._waiting[0]
-        most = self._find_most_questions(first.generation)
+        most = self._find_most_questions(first.group.generation)
         questions = [question for question in self._waiting if question.group == first.group][:most]
         taken = set(questions)
         self._waiting = [question for question in self._waiting if question not in taken]
@@ -160,7 +166,7 @@ class JoinedCalls:
         k = None if None in wanted else max(filter(None, wanted))
         left_s = max(question.deadline_s for question in questions) - time.monotonic()
         request_ids = ",".join(question.request_id for question in questions)
-        queries, generation = [question.query for question in questions], questions[0].generation
+        queries, generation = [question.query for question in questions], questions[0].group.generation
         try:
             answers = await self._call(queries, call, k, request_ids, left_s, generation)
         except Exception as error:  # of any kind: each caller decides what it means

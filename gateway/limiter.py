@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit, by priority; "high" may exceed the limit by RESERVED requests
+SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit, by priority, urgent first; "high" may use RESERVED more
 RESERVED = 8
 LEAST, FIRST = 20, 24  # lowest and first limit; with fewer in flight, calls would have few questions (joined_calls.py)
 WINDOW_ANSWERS, WINDOW_S = 20, 0.1

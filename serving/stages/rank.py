@@ -138,7 +138,7 @@ class RankInputs:
         """
         history = self.items.find_positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
-        # What users only looked at leads a live history; where nothing is taken again, no place counts.
+        # Items that users only looked at lead a live history; where nothing is taken again, no place counts.
         first_taken = inputs["history_interests"][:, 0] if self.settings.repeats else np.array([history.shape[1]])
         numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores, first_taken)
         lifts, n_own = np.zeros(candidates.shape, np.float32), self.item_numbers.shape[1]

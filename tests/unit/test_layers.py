@@ -53,7 +53,7 @@ def files_of(package: str) -> list[Path]:
 
 
 class Source(NamedTuple):
-    """What the tests need to know of a file, without its syntax tree, which would slow each garbage collection that follows.
+    """The facts that the tests need of a file, without its syntax tree, which would slow each garbage collection that follows.
 
     imports: modules that it imports, wherever in it; `from a import b` counts as `a`
     run: the same where they are not for annotations only, with `a.b` beside each `a`

@@ -24,7 +24,7 @@ def _no_call_is_slow(monkeypatch):
 
 
 class Calls:
-    """What reached a gateway's server after the first, lone question. questions: of each call; most: calls at one time"""
+    """Calls that reached a gateway's server after the first, lone question. questions: of each call; most: calls at one time"""
 
     def __init__(self, door: Gateway) -> None:
         self.questions: list[int] = []

@@ -1,4 +1,4 @@
-"""How a server is examined: by a question that is nobody's, and by looking at the disk of its live store."""
+"""A server is examined by a question that is nobody's, and by looking at the disk of its live store."""
 
 from __future__ import annotations
 

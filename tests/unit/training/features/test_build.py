@@ -2,6 +2,7 @@
 
 import json
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -257,26 +258,27 @@ def test_no_rows_are_no_trouble(rich):
     assert [len(array) for array in examples] == [0, 0, 0, 0]
 
 
+def load_tagged_shop(folder: Path, n_users: int, n_sold: int, tags: list[str]) -> Dataset:
+    """Return a shop whose users bought items below `n_sold`. tags: of each item, as its file has them"""
+    log = [f"{user},{item},{10 * user + item},5" for user in range(n_users) for item in range(user % 3, n_sold, 3)]
+    catalogue = [f"{item},b{item % 3},{listed},{item}" for item, listed in enumerate(tags)]
+    (folder / "dataset.toml").write_text(SHOP_TOML)
+    (folder / "log.csv").write_text("\n".join(["who,sku,when,stars", *log]))
+    (folder / "items.csv").write_text("\n".join(["sku,make/brand,tags,price", *catalogue]))
+    return load_dataset(folder)
+
+
 @pytest.mark.parametrize("tags", [{}, {20: "red|big"}])  # of an item that is never sold
 def test_lists_that_no_sold_item_has_are_left_out(tmp_path, tags):
-    log = [f"{user},{item},{10 * user + item},5" for user in range(8) for item in range(user % 3, 20, 3)]
-    (tmp_path / "dataset.toml").write_text(SHOP_TOML)
-    (tmp_path / "log.csv").write_text("\n".join(["who,sku,when,stars", *log]))
-    catalogue = [f"{item},b{item % 3},{tags.get(item, '')},{item}" for item in range(21)]
-    (tmp_path / "items.csv").write_text("\n".join(["sku,make/brand,tags,price", *catalogue]))
-    dataset = load_dataset(tmp_path)
+    dataset = load_tagged_shop(tmp_path, 8, 20, [tags.get(item, "") for item in range(21)])
     features = build_features(dataset, dataset.interactions)
     assert features.item_arrays.lists == {}
     assert "catalogue_tags" not in features.item_rows
 
 
 def test_long_lists_are_fitted_file_by_file_with_the_same_result(tmp_path, monkeypatch):
-    log = [f"{user},{item},{10 * user + item},5" for user in range(20) for item in range(user % 3, 30, 3)]
-    (tmp_path / "dataset.toml").write_text(SHOP_TOML)
-    (tmp_path / "log.csv").write_text("\n".join(["who,sku,when,stars", *log]))
-    catalogue = [f"{item},b{item % 3},{'|'.join(f't{item % 7 + tag}' for tag in range(9))},{item}" for item in range(30)]
-    (tmp_path / "items.csv").write_text("\n".join(["sku,make/brand,tags,price", *catalogue]))
-    dataset, files = load_dataset(tmp_path), list[str]()
+    dataset = load_tagged_shop(tmp_path, 20, 30, ["|".join(f"t{item % 7 + tag}" for tag in range(9)) for item in range(30)])
+    files: list[str] = []
     whole = build_features(dataset, dataset.interactions, say=files.append)
     assert files == []
     monkeypatch.setattr("training.features.build.MOST_IN_MEMORY", 1_000)  # more than the rows, fewer than the values of lists
