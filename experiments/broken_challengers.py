@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,19 +109,19 @@ def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
 
 
 def try_broken(
-    front: Storefront, publish_broken: Callable[[str], int], count: int, planned: int, rng: np.random.Generator
+    front: Storefront, dataset: Dataset, scratch: Path, count: int, planned: int, rng: np.random.Generator
 ) -> list[Figure]:
     """Meet `count` broken challengers, each fault about as often as the others.
 
-    publish_broken: takes the name of a fault, returns the generation. It is published just before it is tried, because a
-    repository keeps few generations. planned: answers that a challenger gives if nobody stops it
+    Each is published just before it is tried, because a repository keeps few generations.
+    planned: answers that a challenger gives if nobody stops it
     """
     figures, seen = [], []
     for name, numbers in zip(FAULTS, np.array_split(np.arange(count), len(FAULTS)), strict=True):
         if not len(numbers):
             continue
         say(f"a broken generation: {name}")
-        broken, answered = publish_broken(name), []
+        broken, answered = publish_broken(dataset, scratch, front.served.repo, name), []
         for number in numbers:
             ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), planned, rng)
             say(f"broken challenger {number + 1} ({name}) {describe(ended)} after {answers} answers")
@@ -194,9 +193,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             front = Storefront(world, served, http)
             planned = count_planned(world, days)
             figures = try_harmless(front, publish_again(scratch, repo), planned, rng)
-            return figures + try_broken(
-                front, lambda fault: publish_broken(dataset, scratch, repo, fault), challengers, planned, rng
-            )
+            return figures + try_broken(front, dataset, scratch, challengers, planned, rng)
 
 
 @app.command()

@@ -17,29 +17,26 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Self
 
 import numpy as np
-import redis
 import typer
 from rich.console import Console
 
 from clients.warming import cluster_vectors, order_by_turns, read_active_users
+from experiments.fault_backends import RedisNode
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from perf.command import run
 from perf.observe import Latency
 from perf.target import own_server
 from repository.models import read_config, read_repository, write_config
 from server.health import open_local_client
-from server.ports import find_free_port
-from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender import MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Cache, Entry
@@ -191,7 +188,8 @@ def measure_times(
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cache-")))
         report("two servers and a Redis")
         plain_url = running.enter_context(own_server(repo)).grpc_url
-        redis_url, cached_repo = running.enter_context(run_redis(folder)), copy_with_response_cache(repo, folder)
+        node = running.enter_context(RedisNode(folder, in_cluster=False))
+        redis_url, cached_repo = f"redis://{node.address}", copy_with_response_cache(repo, folder)
         for reading, stretch in readings.items():
             with contextlib.ExitStack() as of_reading:
                 server = own_server(cached_repo)  # a new one per reading: Triton's cache never expires
@@ -241,31 +239,6 @@ def copy_with_response_cache(repo: Path, folder: Path) -> Path:
     config.response_cache.enable = True
     write_config(copy / ENSEMBLE / "config.pbtxt", config)
     return copy
-
-
-@contextlib.contextmanager
-def run_redis(folder: Path) -> Iterator[str]:
-    """Run a Redis of our own on a free port of loopback; yield its redis:// address."""
-    port = find_free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    try:
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    except FileNotFoundError as error:
-        raise ConfigError("There is no redis-server on PATH. Install it (apt-get install redis-server).") from error
-    try:
-        deadline_s = time.monotonic() + 10
-        with redis.Redis(port=port) as client:
-            while time.monotonic() < deadline_s:
-                with contextlib.suppress(redis.ConnectionError):
-                    if client.ping():
-                        break
-                time.sleep(0.05)
-            else:
-                raise ServerError(f"redis-server does not answer on port {port} in 10 s. Start it by hand to see why.")
-        yield f"redis://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(10)
 
 
 def read_cache_hits(url: str) -> int:

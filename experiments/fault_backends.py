@@ -18,7 +18,7 @@ from experiments.tables_feed import serve_broker, spawn
 from perf.tune.variant import seal_again
 from server.ports import find_free_port
 from serving.contract.artifacts import STAGE_FILE, find_stage_folder
-from serving.contract.errors import ServerError
+from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import LIVE_MODELS, STAGES
 
@@ -29,20 +29,25 @@ CHUNK_BYTES = 1 << 16
 
 
 class RedisNode:
-    """One Redis node that is a whole cluster, without persistence: killed, it loses everything."""
+    """One Redis node, by default a whole cluster, without persistence: killed, it loses everything."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, in_cluster: bool = True) -> None:
         self.port = find_free_port()  # the bus takes the port 10,000 above
         self.address = f"127.0.0.1:{self.port}"
         self._command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self._command += ["--cluster-enabled", "yes"] if in_cluster else []
+        self._is_ready = form_cluster if in_cluster else answers
         self.start()
 
     def start(self) -> None:
-        """Start the node and wait until it answers as a cluster. Raises ServerError when it does not."""
-        self._process = subprocess.Popen([*self._command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
+        """Start the node and wait until it answers. Raises ServerError when it does not, ConfigError without a redis-server."""
+        try:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        except FileNotFoundError as error:
+            raise ConfigError("There is no redis-server on PATH. Install it (apt-get install redis-server).") from error
         self.pid, deadline_s = self._process.pid, time.monotonic() + STARTED_S
         with redis.Redis(port=self.port) as client:
-            while not form_cluster(client):
+            while not self._is_ready(client):
                 if time.monotonic() > deadline_s:
                     raise ServerError(f"redis-server did not start at port {self.port} in {STARTED_S:g} s. Is the port free?")
                 time.sleep(0.05)
@@ -56,6 +61,13 @@ class RedisNode:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def form_cluster(client: redis.Redis) -> bool:

@@ -21,7 +21,6 @@ from experiments.tables_device import RawDevice, read_through
 from experiments.tables_workload import (
     KEYS_PER_REQUEST,
     TABLE,
-    WIDTH,
     find_resident_keys,
     make_settings,
     measure_latencies_us,
@@ -62,24 +61,15 @@ def measure_hits(
             resident = find_resident_keys(tables, rows)
             for batch in batches:
                 requests = resident[draw_zipf_keys(len(resident), exponent, (max(4, keys // batch), batch), rng)]
-                figures += make_hit_figures(f"hits: {kind}, {batch:,} keys", plain, tables, requests)
+                figures.append(make_hit_figure(f"hits: {kind}, {batch:,} keys", plain, tables, requests))
     return figures
 
 
-def make_hit_figures(name: str, plain: np.ndarray, tables: LeveledTables, requests: np.ndarray) -> list[Figure]:
-    """Return the figures. requests: int64 [R, batch]. The second one, without a bound, writes into an existing array."""
-    out = np.empty((requests.shape[1], WIDTH), np.float32)
-    ways = {
-        "take": lambda keys: plain.take(keys, axis=0),
-        "look-up": lambda keys: tables.lookup(TABLE, keys),
-        "take into": lambda keys: plain.take(keys, axis=0, out=out, mode="clip"),
-        "look-up into": lambda keys: tables.lookup(TABLE, keys, out),
-    }
+def make_hit_figure(name: str, plain: np.ndarray, tables: LeveledTables, requests: np.ndarray) -> Figure:
+    """Return the figure. requests: int64 [R, batch]"""
+    ways = {"take": lambda keys: plain.take(keys, axis=0), "look-up": lambda keys: tables.lookup(TABLE, keys)}
     cost_s = measure_fastest_s(ways, requests)
-    return [
-        Figure(name=f"{name}, over take", values=[cost_s["take"] / cost_s["look-up"]], at_least=LEAST_OF_TAKE),
-        Figure(name=f"{name}, over take into an array", values=[cost_s["take into"] / cost_s["look-up into"]]),
-    ]
+    return Figure(name=f"{name}, over take", values=[cost_s["take"] / cost_s["look-up"]], at_least=LEAST_OF_TAKE)
 
 
 def measure_fastest_s(ways: dict[str, Callable[[np.ndarray], object]], requests: np.ndarray) -> dict[str, float]:

@@ -70,7 +70,6 @@ class TableSection(_Section):
     row_format: str = "fp32"
     keys_per_sample: int = 1
     default_value: float = 0.0
-    dense: bool = True
 
 
 class HpsDescription(_Section):

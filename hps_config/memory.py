@@ -20,9 +20,7 @@ L3_ROW_BYTES = 8 + 12  # in addition to the values: key, and RocksDB's sequence 
 
 def make_table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
     """Return the table's settings for our own levels."""
-    return TableConfig(
-        table.name, table.rows, table.width, table.row_format, table.dense, l1_rows, l2_rows, table.default_value
-    )
+    return TableConfig(table.name, table.rows, table.width, table.row_format, l1_rows, l2_rows, table.default_value)
 
 
 def compute_l1_rows(rows: int, share: float) -> int:

@@ -20,7 +20,6 @@ class TableSpec:
     row_format: str = "fp32"
     keys_per_sample: int = 1  # keys that one sample looks up (more than 1 for multi-hot features)
     default_value: float = 0.0  # fills the vector of a key that no level holds
-    dense: bool = True  # whether the keys are 0 … rows - 1; otherwise any int64
 
     def __post_init__(self) -> None:
         check_name("table", self.name)

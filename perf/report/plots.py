@@ -18,7 +18,7 @@ from matplotlib.typing import RcKeyType
 from perf.observe import PHASES, TABLES
 from perf.report.results import HALF, MODELS, Closed, Open, Run
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
@@ -108,26 +108,6 @@ def draw_stage_breakdown(run: Run, folder: Path) -> Figure | None:
     axes.margins(x=0.1)
     axes.invert_yaxis()
     figure.legend(fontsize=8, ncols=5, loc="outside lower center")
-    return figure
-
-
-def draw_stage_curves(run: Run, folder: Path) -> Figure | None:
-    """Draw p50 against the rate of each stage alone, measured by perf_analyzer."""
-    curves = {stage: run.select_curve(stage) for stage in STAGES if run.select_curve(stage)}
-    if not curves:
-        return None
-    figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.6))
-    for stage, curve in curves.items():
-        rates, p50 = [level.achieved_rate for level in curve], [level.latency.p50_ms for level in curve]
-        axes.plot(rates, p50, "o-", color=MODEL_COLOUR[stage], label=stage)
-        for level in curve:
-            at = (level.achieved_rate, level.latency.p50_ms)
-            axes.annotate(f"{level.value:g}", at, textcoords="offset points", xytext=(5, -9), fontsize=8, color=GREY)
-    axes.set(title="Each stage on its own (numbers: clients)", xlabel="answers/s", ylabel="p50, ms", yscale="log")
-    axes.margins(0.08)
-    axes.set_xlim(left=0)
-    _label_log_axis(axes)
-    axes.legend(fontsize=8)
     return figure
 
 
@@ -252,27 +232,11 @@ def draw_memory(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def draw_yardstick(run: Run, folder: Path) -> Figure | None:
-    """Draw latency and rate in process and served: a point per round, and a bar for the median."""
-    yard = run.yardstick
-    if yard is None:
-        return None
-    figure, (latency, rate) = plt.subplots(1, 2, figsize=(WIDTH_IN, 2.6))
-    _draw_rounds(latency, {"in process": yard.in_process_p50_ms, "served": yard.served_p50_ms})
-    latency.set(title=f"One caller: serving adds {yard.overhead_p50_ms:.2f} ms", xlabel="p50, ms")
-    names = ("in process, one by one", f"served, {yard.served_clients} clients")
-    _draw_rounds(rate, dict(zip(names, (yard.in_process_rate, yard.served_rate), strict=True)))
-    rate.set(title=f"All cores: {yard.throughput_share:.0%} of in-process is left", xlabel="requests/s")
-    return figure
-
-
 PICTURES: dict[str, Callable[[Run, Path], Figure | None]] = {  # by the name of the file
     "latency_throughput": draw_latency_throughput,
     "stage_breakdown": draw_stage_breakdown,
     "histogram": draw_histogram,
     "bursts": draw_bursts,
-    "yardstick": draw_yardstick,
-    "stage_curves": draw_stage_curves,
     "batch_sizes": draw_batch_sizes,
     "hit_rates": draw_hit_rates,
     "memory": draw_memory,
@@ -287,16 +251,6 @@ def _open_raw(folder: Path, load: Open) -> np.lib.npyio.NpzFile:
             f"{folder / load.raw} cannot be read: {error.strerror}. Expected the raw requests of {load.name!r} beside "
             "run.json. Copy the whole folder of the run."
         ) from error
-
-
-def _draw_rounds(axes: Axes, values: dict[str, list[float]]) -> None:
-    for row, (entries, colour) in enumerate(zip(values.values(), (GREY, BLUE), strict=True)):
-        axes.barh(row, np.median(entries), color=colour, alpha=0.5, height=0.5)
-        axes.plot(entries, np.full(len(entries), row), "o", color=colour, ms=4)
-    axes.set_yticks(range(len(values)), list(values))
-    axes.grid(axis="y", visible=False)
-    axes.set_ylim(-0.6, len(values) - 0.4)
-    axes.invert_yaxis()
 
 
 def _select_curves(run: Run) -> dict[str, list[Closed]]:

@@ -22,15 +22,14 @@ EXACT = 1.1  # with a hit-rate threshold above 1, lookups wait for every miss
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One table. A dense table has the keys 0 … rows - 1; others have any int64 keys except -1 and 2^63 - 1."""
+    """One table. Its keys are 0 … rows - 1."""
 
     name: str
     rows: int
     width: int  # values per row
     row_format: str = "fp32"  # of L2; L1 holds decoded rows, and L3 and Redis hold fp32, as in HPS
-    dense: bool = True
     l1_rows: int = 0  # per process; 0: no L1, lookups go straight to L2 (HPS: gpucache false)
-    l2_rows: int = 0  # per machine; at least `rows` holds a dense table completely; 0: no L2 in shared memory
+    l2_rows: int = 0  # per machine; at least `rows` holds the table completely; 0: no L2 in shared memory
     default: float | tuple[float, ...] = 0.0  # for keys without a row: one value for all columns, or one per column
 
     def __post_init__(self) -> None:
@@ -51,7 +50,7 @@ class TableConfig:
     @property
     def complete(self) -> bool:
         """Whether L2 holds the table completely."""
-        return self.dense and self.l2_rows >= self.rows
+        return self.l2_rows >= self.rows
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,8 @@ class Filler:
             return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
-            keys = self._lower.list_first_keys(
-                table.name, start, start + WARM_ROWS
-            )  # up to `count` and more: sets fill unevenly
-            if len(keys):
-                self.insert(self._lower.fetch_first(table.name, keys))
+            keys = np.arange(start, min(start + WARM_ROWS, table.rows))  # up to `count` and more: sets fill unevenly
+            self.insert(self._lower.fetch_first(table.name, keys))
 
     def insert(self, fetched: dict[str, Fetched]) -> None:
         """Insert rows of a lower level, by table, into the levels above it."""

@@ -69,16 +69,12 @@ class LeveledTables:
         return cls(read_config(folder / CONFIG_FILE))
 
     # --- looking up ---------------------------------------------------------------------------------------------------------
-    def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> Rows[np.ndarray]:
-        """Return the rows of one table as float32 [..., D].
-
-        rows: int [...] keys; out: C-contiguous float32 [..., D] to write into
-        Raises RequestError for an unknown table, and for an `out` of another shape or dtype.
-        """
+    def lookup(self, name: str, rows: np.ndarray) -> Rows[np.ndarray]:
+        """Return the rows of one table as float32 [..., D]. rows: int [...] keys. Raises RequestError for an unknown table."""
         table = self.tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
-        if out is not None or keys.ndim != 1:
-            vectors, miss = self._read_top(name, rows, out)
+        if keys.ndim != 1:
+            vectors, miss = self._read_top(name, rows)
         else:  # `_read_top` inlined: a call costs as much as 20 rows
             vectors, missing = table.read_top(keys)
             if missing is None:
@@ -126,31 +122,18 @@ class LeveledTables:
         self._side_by_side[names] = SideBySide(block, names, [each.complete_slots for each in shared])
         return self._side_by_side[names]
 
-    def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, _Miss | None]:
+    def _read_top(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, _Miss | None]:
         """Return the rows of the first level, float32 [..., D], and the misses, None if there are none."""
         table = self.tables.get(name) or self._find_table(name)
         keys = asarray(rows, INT64, "C")
-        if out is not None:
-            self._check_out(out, (*rows.shape, table.config.width))
         if keys.ndim != 1:
-            width = table.config.width
-            vectors, miss = self._read_top(name, keys.reshape(-1), None if out is None else out.reshape(keys.size, width))
-            return vectors.reshape(*rows.shape, width), miss
-        vectors, missing = table.read_top(keys, out)
+            vectors, miss = self._read_top(name, keys.reshape(-1))
+            return vectors.reshape(*rows.shape, table.config.width), miss
+        vectors, missing = table.read_top(keys)
         if missing is None:
             table.hits += len(keys)
             return vectors, None
         return vectors, self._make_miss(table, keys, vectors, missing.nonzero()[0])
-
-    @staticmethod
-    def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
-        flags = out.flags
-        if out.shape != shape or out.dtype != np.float32 or not flags.carray:  # compiled loops do not check
-            lacking = "" if flags.c_contiguous else ", not contiguous", "" if flags.writeable else ", read-only"
-            raise RequestError(
-                f"out is {out.dtype} {list(out.shape)}{''.join(lacking)}. Expected writable C-contiguous float32 "
-                f"{list(shape)}: one row a key. Pass np.empty of that shape, or none."
-            )
 
     def _find_table(self, name: str) -> LeveledTable:
         try:

@@ -26,8 +26,6 @@ def test_the_report_is_one_file_with_every_picture(run, tmp_path):
         "stage_breakdown",
         "histogram",
         "bursts",
-        "yardstick",
-        "stage_curves",
         "batch_sizes",
         "hit_rates",
         "memory",

@@ -1,8 +1,8 @@
 """Fill L3 once, by the first process that opens it; replace damaged databases, and remove those of deleted generations.
 
-A machine has one database per generation of tables. Small files beside the rows record which tables are loaded, whether they
-were updated and where they came from (a generation's folder). Of three locks, one is for the process that loads, one for the
-process that writes, and all users share the third.
+A machine has one database per generation of tables. Small files beside the rows record whether the tables are loaded, whether
+they were updated and where they came from (a generation's folder). Of three locks, one is for the process that loads, one for
+the process that writes, and all users share the third.
 
 A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again by the first process that opens it while
 nobody writes it, provided that we created it and the exported tables hold every table. Its marks move with it, so the updater
@@ -24,14 +24,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_failures import DamagedError
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, RocksStore
-from serving.tables.levels.source import Source, list_tables_in
+from serving.tables.levels.source import Source
 from serving.tables.store.memory import PRIVATE_MODE, is_written_by_us_alone
 
-LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables
+LOADED_MARK = "tables.loaded"  # in the database's folder: the exported tables are in it
 UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database
 CREATED_MARK = "tables.created"  # we created it: all its rows came from the exported tables and from updates
 REMOVED_PREFIX = ".removed-"  # of folders that are being deleted
@@ -47,11 +49,11 @@ def load_l3(config: LevelsConfig) -> None:
     """
     path = Path(config.database.path)
     mark = path / f"{config.model}-{LOADED_MARK}"
-    if config.source is None or (wanted := list_tables_in(Path(config.source), config.tables)) <= _read_names(mark):
+    if config.source is None or mark.exists():
         return
     remove_unused_databases(path.parent)
     with _hold_lock(path, f"{config.model}-loading.lock"):
-        if wanted <= _read_names(mark):
+        if mark.exists():
             return
         for left in path.glob(f"{LOADING_PREFIX}*"):  # of a loader that was killed
             shutil.rmtree(left)
@@ -59,13 +61,12 @@ def load_l3(config: LevelsConfig) -> None:
             (path / f"{config.model}-{CREATED_MARK}").touch()
         source, store = Source(Path(config.source), config.tables), _open_store(config, writable=True)
         try:
-            for name in source.names:
+            for name, rows in source.rows.items():
                 if not store.has_rows(name):
-                    vectors = source.open_vectors(name)
-                    store.bulk_load(name, source.read_keys(name, 0, len(vectors)), vectors)
+                    store.bulk_load(name, np.arange(len(rows)), rows)
         finally:
             store.close()
-        mark.write_text("\n".join(sorted(wanted | _read_names(mark))))
+        mark.touch()
 
 
 def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
@@ -129,7 +130,7 @@ def _open(config: LevelsConfig, writable: bool) -> RocksStore:
 
 
 def _open_store(config: LevelsConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
-    complete = {table.name: table.rows for table in config.tables if table.dense} if _can_refill(config) else None
+    complete = {table.name: table.rows for table in config.tables} if _can_refill(config) else None
     widths = {table.name: table.width for table in config.tables}
     return RocksStore(config.database, config.model, widths, writable, held, complete)
 
@@ -183,12 +184,7 @@ def _can_refill(config: LevelsConfig) -> bool:
     if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
         return False
     others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own_mark}
-    has_files = all(Path(config.source, f"{table.name}.npy").exists() for table in config.tables if table.dense)
-    return (
-        has_files
-        and not others
-        and list_tables_in(Path(config.source), config.tables) == {table.name for table in config.tables}
-    )
+    return not others and all(Path(config.source, f"{table.name}.npy").exists() for table in config.tables)
 
 
 def _is_marked_damaged(config: LevelsConfig) -> bool:
@@ -199,7 +195,7 @@ def _move_aside(config: LevelsConfig) -> bool:
     """Move a damaged database aside. Return False when a live process writes it, or no tables can refill it."""
     path = Path(config.database.path)
     try:
-        Source(config.source_folder, config.tables).close()
+        Source(config.source_folder, config.tables)
     except (ArtifactError, FileNotFoundError):
         return False
     with _hold_lock(path, f"{config.model}-loading.lock"), open(path / WRITER_FILE, "ab") as writer:
@@ -251,11 +247,5 @@ def is_never_updated(config: LevelsConfig) -> bool:
 
 def is_as_exported(config: LevelsConfig) -> bool:
     """Return whether RocksDB equals `config.source`, which is faster to read for large parts of a table."""
-    loaded = _read_names(Path(config.database.path) / f"{config.model}-{LOADED_MARK}")
-    return (
-        config.source is not None and list_tables_in(Path(config.source), config.tables) <= loaded and is_never_updated(config)
-    )
-
-
-def _read_names(mark: Path) -> set[str]:
-    return set(mark.read_text().split()) if mark.exists() else set()
+    is_loaded = (Path(config.database.path) / f"{config.model}-{LOADED_MARK}").exists()
+    return config.source is not None and is_loaded and is_never_updated(config)

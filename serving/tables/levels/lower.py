@@ -144,14 +144,6 @@ class LowerLevels:
                 rows.vectors[rows.lacking] = self.tables[name].default
         return fetched, intact
 
-    def list_first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Return the keys from `start` to `stop`, hottest first, int64; none for a table whose order is unknown."""
-        table = self.tables[name].config
-        if table.dense:
-            return np.arange(start, min(stop, table.rows))
-        source = None if self.source is None else self.source.use(lambda store: (store, True))[0]
-        return source.read_keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
-
     def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
         """Return rows of a large part of a table, to fill an empty L2."""
         from serving.tables.levels.loading import is_as_exported

@@ -18,8 +18,8 @@ HALVE_EVERY = 32  # one insertion in HALVE_EVERY halves the use counts of its se
 class CachedTable(SlotTable):
     """A set-associative LFU cache of any int64 keys: sets of 8 slots, in which a new row evicts the least used.
 
-    A key's set is a hash of it; in the set it is compared with the 8 owners, which fill one cache line. A table of dense keys
-    (0 … direct_rows - 1) may instead use an array with each key's slot: 4 bytes per key.
+    A key's set is a hash of it; in the set it is compared with the 8 owners, which fill one cache line. A table may
+    instead use an array with the slot of each key 0 … direct_rows - 1: 4 bytes per key.
 
     Use counts are halved now and then, so that formerly popular rows are evicted eventually.
     """

@@ -84,16 +84,16 @@ class SlotTable:
         raise NotImplementedError
 
     # --- readers ------------------------------------------------------------------------------------------------------------
-    def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        """Return decoded rows, in `out` (float32 [N, D]) when passed, and which are missing; missing rows are undefined.
+    def read(self, keys: np.ndarray) -> Rows:
+        """Return decoded rows, and which are missing; missing rows are undefined.
 
-        keys (int64) and out must be C-contiguous: compiled loops do not check them.
+        keys (int64) must be C-contiguous: compiled loops do not check it.
         """
-        vectors = empty((len(keys), self._width), FLOAT32) if out is None else out
+        vectors = empty((len(keys), self._width), FLOAT32)
         state = self._read_hits(self._address, self._dtype, keys, vectors)
-        return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
+        return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors)
 
-    def _read_some(self, keys: np.ndarray, vectors: np.ndarray, out: np.ndarray | None) -> Rows:
+    def _read_some(self, keys: np.ndarray, vectors: np.ndarray) -> Rows:
         """Finish a `read` into `vectors` where rows are missing or a writer is active."""
         epoch = self.header[EPOCH]
         if not epoch & 1:
@@ -101,9 +101,9 @@ class SlotTable:
             hits.decode_rows(self._plain, slots, vectors)
             if self.header[EPOCH] == epoch:
                 return vectors, missing
-        return self._read_checked(keys, out)
+        return self._read_checked(keys)
 
-    def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
+    def _read_checked(self, keys: np.ndarray) -> Rows:
         """Read rows and check each slot's mark; rows that stay unsettled count as missing."""
         for _ in range(READ_ATTEMPTS):
             slots, absent = self.find(keys)
@@ -123,10 +123,7 @@ class SlotTable:
                 self.heal()
                 time.sleep(READ_PAUSE_S)
         self.heal()
-        vectors = self.codec.decode(stored)
-        if out is not None:
-            out[:] = vectors
-        return vectors if out is None else out, None if trusted.all() else ~trusted
+        return self.codec.decode(stored), None if trusted.all() else ~trusted
 
     # --- writers ------------------------------------------------------------------------------------------------------------
     @contextmanager

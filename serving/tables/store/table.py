@@ -1,6 +1,6 @@
 """One table's rows in memory: L1 of this process, L2 and the update ring of the machine.
 
-Dense category rows (0 … rows - 1) and sparse int64 keys are treated alike; `keys` is int64 [N] throughout.
+`keys` is int64 [N] throughout.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -32,16 +32,14 @@ SHARED_MEMORY = "/dev/shm"
 SECTIONS_VERSION = 2  # part of the files' names, so that files of another layout are never mapped
 
 
-class ReadRows(Protocol):
-    def __call__(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Read rows of int64 [N] keys into float32 [N, D]. Return them, and bool [N] which are missing (None: no row is)."""
-        ...
+# int64 [N] keys -> their rows, float32 [N, D], and bool [N] which are missing (None: no row is)
+ReadRows = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
 
 
 def make_l1_sections(config: TableConfig) -> Sections:
     """Return L1's memory per process (`.nbytes`). Rows are stored decoded, so that a hit costs no arithmetic."""
     codec = RowCodec("fp32", config.width)
-    direct = config.dense and 4 * config.rows <= L1_INDEX_SHARE * config.l1_rows * codec.row_bytes
+    direct = 4 * config.rows <= L1_INDEX_SHARE * config.l1_rows * codec.row_bytes
     return CachedTable.make_sections(min(config.l1_rows, config.rows), codec, config.rows if direct else 0)
 
 
@@ -50,7 +48,7 @@ def make_l2_sections(config: TableConfig) -> Sections:
     codec = RowCodec(config.row_format, config.width)
     if config.complete:
         return CompleteTable.make_sections(config.rows, codec)
-    direct = config.dense and 4 * config.rows <= INDEX_SHARE * config.l2_rows * codec.row_bytes
+    direct = 4 * config.rows <= INDEX_SHARE * config.l2_rows * codec.row_bytes
     return CachedTable.make_sections(config.l2_rows, codec, config.rows if direct else 0)
 
 
@@ -176,11 +174,11 @@ class HotRows:
         self.slots = CachedTable(block, sections, RowCodec("fp32", self._config.width), block.view)
         self._position = position
 
-    def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    def read(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Read as `SlotTable.read`, after applying every update so far."""
         if self._ring_words[HEAD] != self._position:
             self._refresh()
-        return self.slots.read(keys, out)
+        return self.slots.read(keys)
 
     def _refresh(self) -> None:
         """Apply the updates since the last read."""
@@ -238,9 +236,8 @@ class LeveledTable:
         """Whether L2 has every row, so that L3 is never read."""
         return self.config.complete and self.shared is not None and self.shared.complete_slots.whole
 
-    def _read_nothing(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
-        return vectors, np.ones(len(keys), bool) if len(keys) else None
+    def _read_nothing(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        return np.empty((len(keys), self.config.width), np.float32), np.ones(len(keys), bool) if len(keys) else None
 
     def sum_counts(self, at_once: int) -> TableCounts:
         """Return all counts. at_once: rows that were read together with other tables, all from L2."""

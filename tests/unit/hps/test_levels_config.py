@@ -17,8 +17,6 @@ from hps_config.reader import read_ps_json
 from hps_config.tables import TableSpec
 from serving.contract.errors import ConfigError
 from serving.tables.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
-from serving.tables.formats.sparse_folder import write_sparse_folder
-from serving.tables.leveled import LeveledTables
 from serving.tables.store.table import LeveledTable, open_shared
 from tests.unit.hps.test_parsers import document
 from tests.unit.hps.test_reader import NAMED
@@ -90,24 +88,6 @@ def test_tables_without_a_row_count(tmp_path):
     path.write_text(json.dumps(document(**NAMED)))
     with pytest.raises(ConfigError, match="tables t1 of dlrm_hps have no row count"):
         convert_levels(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
-
-
-def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
-    """What NVIDIA's backend would read: the same file and folders, any keys."""
-    rng, rows = np.random.default_rng(0), {}
-    for (name, count), width in zip(ROWS.items(), (16, 8), strict=True):
-        rows[name] = rng.integers(0, 2**62, count), rng.standard_normal((count, width), dtype=np.float32)
-        write_sparse_folder(tmp_path / f"{name}.model", *rows[name])
-    path = tmp_path / "ps.json"
-    path.write_text(json.dumps(document(**NAMED)))
-    config = convert_levels(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path))
-    tables = tuple(replace(table, dense=False) for table in config.tables)
-    tiers = LeveledTables(replace(config, tables=tables, shared_folder=str(tmp_path), rocksdb=None))
-    try:
-        for name, (keys, vectors) in rows.items():
-            np.testing.assert_array_equal(tiers.lookup(name, keys).values, vectors)
-    finally:
-        tiers.close()
 
 
 def private_bytes_of_a_full_table(config, folder):

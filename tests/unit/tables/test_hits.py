@@ -95,9 +95,9 @@ def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, as
     decoded = hits_oracle.decode_rows(codec, memory["rows"], expected, np.zeros((len(keys), 11), np.float32))
     for _ in range(2):  # the first reads count as uses
         counted = hits_oracle.count_uses(uses, expected)
-        vectors, missing = table.read(keys, np.zeros((len(keys), 11), np.float32))
+        vectors, missing = table.read(keys)
         np.testing.assert_array_equal(np.zeros(len(keys), bool) if missing is None else missing, expected < 0)
-        np.testing.assert_array_equal(bits(vectors), bits(decoded))
+        np.testing.assert_array_equal(bits(vectors[expected >= 0]), bits(decoded[expected >= 0]))
     np.testing.assert_array_equal(uses, counted)
 
 
@@ -197,7 +197,7 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
     asked = np.array([3, 3, 39, 45, 0, -7, 99])
     vectors, missing = table.read(asked)
     with table.writing():
-        slow, slow_missing = table.read(asked, np.empty((len(asked), 16), np.float32))
+        slow, slow_missing = table.read(asked)
     np.testing.assert_array_equal(missing, slow_missing)
     np.testing.assert_array_equal(bits(vectors[~missing]), bits(slow[~missing]))
     assert missing.tolist()[3:] == [True, False, True, True]

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from serving.contract.errors import RequestError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
-from serving.tables.formats.sparse_folder import write_sparse_folder
 from serving.tables.leveled import CONFIG_FILE, LeveledTables
 from serving.tables.levels.level import Level
 from serving.tables.levels.lower import LowerLevels
-from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.row_formats import RowCodec
 from tests.interrupting import called_on_return
 from tests.unit.tables.conftest import assert_answer, random_rows
@@ -67,42 +65,12 @@ def test_exact_mode_is_a_dictionary_bit_for_bit(shape, below, row_format, source
     check()
 
 
-@given(keys=st.lists(st.integers(-(2**63), 2**63 - 2).filter(lambda key: key != -1), min_size=1, max_size=60, unique=True))
-@settings(max_examples=10, deadline=None)
-def test_sparse_keys_through_all_levels(keys, tmp_path_factory):
-    folder, keys = tmp_path_factory.mktemp("sparse"), np.array(keys, np.int64)
-    rows = random_rows(len(keys), WIDTH)
-    rocksdb = RocksConfig(str(folder / "db"))
-    store = RocksStore(rocksdb, "rank", {"items": WIDTH}, writable=True)
-    store.bulk_load("items", keys, rows)
-    store.close()
-    table = TableConfig("items", len(keys), WIDTH, dense=False, l1_rows=8, l2_rows=32)
-    tiers = LeveledTables(LevelsConfig("rank", (table,), "sparse", str(folder), rocksdb=rocksdb))
-    try:
-        for _ in range(3):
-            np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows)
-            tiers.settle()
-    finally:
-        tiers.close()
-
-
-def test_lookup_writes_into_the_callers_array(source, open_tiers):
-    rows = random_rows(ROWS, WIDTH)
-    for row_format in ("fp32", "fp16"):
-        tiers = open_tiers(TableConfig("items", ROWS, WIDTH, row_format, l2_rows=ROWS), source=source(items=rows))
-        out = np.empty((2, WIDTH), np.float32)
-        assert tiers.lookup("items", np.array([3, 5]), out).values is out
-        np.testing.assert_array_equal(out, RowCodec(row_format, WIDTH).round_rows(rows[[3, 5]]))
-
-
 def test_keys_of_any_shape_and_integer_type(source, open_tiers):
-    """As the stages ask: [B, C] slices of int32 arrays, with and without a place for the answer."""
+    """As the stages ask: [B, C] slices of int32 arrays."""
     rows = random_rows(ROWS, WIDTH)
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l1_rows=ROWS, l2_rows=64), source=source(items=rows))
     keys = np.random.default_rng(0).integers(0, ROWS, (3, 5, 2)).astype(np.int32)[..., 1]
-    for out in (None, np.empty((3, 5, WIDTH), np.float32)):
-        np.testing.assert_array_equal(tiers.lookup("items", keys, out).values, rows[keys])
-        assert out is None or (out == rows[keys]).all()
+    np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
     assert tiers.lookup("items", keys[:0]).values.shape == (0, 5, WIDTH)
 
 
@@ -203,31 +171,6 @@ def test_metrics_add_up(open_tiers, source):
     assert metrics.down == {}
 
 
-@pytest.mark.parametrize(
-    "out",
-    [
-        np.empty((4, WIDTH), np.float32),
-        np.empty((3, WIDTH)),
-        np.empty((3, 2 * WIDTH), np.float32)[:, ::2],
-        np.broadcast_to(np.empty((3, WIDTH), np.float32), (3, WIDTH)),
-    ],
-    ids=["too many rows", "float64", "not contiguous", "read-only"],
-)
-def test_an_answer_of_another_shape_or_type_is_refused(out, open_tiers, source):
-    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
-    with pytest.raises(RequestError, match=rf"Expected writable C-contiguous float32 \[3, {WIDTH}\]"):
-        tiers.lookup("items", np.arange(3), out)
-
-
-def test_keys_of_any_shape_fill_an_answer_of_that_shape(open_tiers, source):
-    rows = random_rows(ROWS, WIDTH)
-    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=rows))
-    for keys in (np.arange(6).reshape(2, 3), np.empty((0, 3), np.int64)):
-        out = np.empty((*keys.shape, WIDTH), np.float32)
-        np.testing.assert_array_equal(tiers.lookup("items", keys, out).values, rows[keys])
-        np.testing.assert_array_equal(out, rows[keys])
-
-
 def test_an_unknown_table_is_refused(open_tiers, source):
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
     with pytest.raises(RequestError, match="'users'"):
@@ -251,25 +194,6 @@ def test_load_reads_the_folder(tmp_path: Path, source):
     finally:
         tiers.close()
     assert not list(tmp_path.glob("embedding-tables-*"))  # the last user took the shared rows along
-
-
-@pytest.mark.parametrize("below", ["rocksdb", "source"])
-def test_hps_sparse_folders_fill_the_levels_hottest_keys_first(below, tmp_path, open_tiers):
-    rng = np.random.default_rng(0)
-    keys, rows, uses = rng.integers(-(2**62), 2**62, ROWS), random_rows(ROWS, WIDTH), rng.random(ROWS)
-    write_sparse_folder(tmp_path / "tables" / "items.model", keys, rows, uses)
-    table = TableConfig("items", ROWS, WIDTH, dense=False, l1_rows=16, l2_rows=64, default=-1.0)
-    rocksdb = RocksConfig(str(tmp_path / "db")) if below == "rocksdb" else None
-    tiers = open_tiers(table, source=str(tmp_path / "tables"), rocksdb=rocksdb)
-    hottest = keys[np.argsort(-uses)][:8]
-    tiers.lookup("items", hottest)
-    counts = tiers.read_metrics().tables["items"].counts
-    assert counts.l1_hits + counts.l2_hits == len(hottest)
-    for _ in range(2):
-        np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows)
-        tiers.settle()
-    unknown = np.setdiff1d(keys + 1, keys)
-    assert_answer(tiers.lookup("items", unknown), np.full((len(unknown), WIDTH), -1), degraded=False)
 
 
 def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source):
