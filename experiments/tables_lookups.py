@@ -49,11 +49,10 @@ def measure_hits(
     plain = np.load(f"{source}/{TABLE}.npy")
     kinds: dict[str, dict[str, Any]] = {
         "L2 complete, fp32": {"l2_rows": rows},
-        "L1 over L2, slot index": {"l1_rows": rows // 4, "l2_rows": rows},
-        "L2 partial, hashed": {"l2_rows": rows // 10},
+        "L1 over L2": {"l1_rows": rows // 4, "l2_rows": rows},
+        "L2 partial": {"l2_rows": rows // 10},
         "L2 complete, int8": {"l2_rows": rows, "row_format": "int8"},
         "L2 complete, int4": {"l2_rows": rows, "row_format": "int4"},
-        "L1 over L2, int8": {"l1_rows": rows // 4, "l2_rows": rows, "row_format": "int8"},
     }
     figures = []
     for kind, table in kinds.items():

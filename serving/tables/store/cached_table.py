@@ -18,8 +18,7 @@ HALVE_EVERY = 32  # one insertion in HALVE_EVERY halves the use counts of its se
 class CachedTable(SlotTable):
     """A set-associative LFU cache of any int64 keys: sets of 8 slots, in which a new row evicts the least used.
 
-    A key's set is a hash of it; in the set it is compared with the 8 owners, which fill one cache line. A table may
-    instead use an array with the slot of each key 0 … direct_rows - 1: 4 bytes per key.
+    A key's set is a hash of it; in the set it is compared with the 8 owners, which fill one cache line.
 
     Use counts are halved now and then, so that formerly popular rows are evicted eventually.
     """
@@ -29,30 +28,24 @@ class CachedTable(SlotTable):
         self._owner = sections.view_array(base, "owner")
         self._uses = sections.view_array(base, "uses")
         self._n_sets = np.uint64(self.capacity // WAYS)
-        self._slot_of_key = sections.view_array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
-        if self._slot_of_key is None:
-            self._places, read_hits, self._find_slots = self._owner, hits.read_hashed_at, hits.find_hashed
-        else:
-            self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed_at, hits.find_indexed
-        self._set_reader(read_hits, self._places, self._uses)
+        self._set_reader(hits.read_cached_at, self._owner, self._uses)
         self._insertions = 0  # rows
         nothing = np.empty(0, np.int64)
         self._choose(nothing, nothing)  # compile now, not under the lock of the first insertion
 
     @staticmethod
-    def make_sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
-        """Return sections for about `capacity` slots, at least one set. direct_rows > 0: an index of that many keys."""
+    def make_sections(capacity: int, codec: RowCodec) -> Sections:
+        """Return sections for about `capacity` slots, at least one set."""
         capacity = max(capacity // WAYS, 1) * WAYS
-        specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
-            "header": (np.int64, (HEADER_WORDS,)),
-            **Marks.make_specs(capacity),
-            "rows": (codec.dtype, (capacity, codec.columns)),
-            "owner": (np.int64, (capacity,)),
-            "uses": (np.uint8, (capacity,)),
-        }
-        if direct_rows:
-            specs["slot_of_key"] = (np.int32, (direct_rows,))
-        return Sections(specs)
+        return Sections(
+            {
+                "header": (np.int64, (HEADER_WORDS,)),
+                **Marks.make_specs(capacity),
+                "rows": (codec.dtype, (capacity, codec.columns)),
+                "owner": (np.int64, (capacity,)),
+                "uses": (np.uint8, (capacity,)),
+            }
+        )
 
     @staticmethod
     def initialise(base: memoryview, sections: Sections) -> None:
@@ -60,13 +53,11 @@ class CachedTable(SlotTable):
         owner = sections.view_array(base, "owner")
         owner[:] = NO_KEY
         Marks(sections, base, len(owner)).clear()
-        if "slot_of_key" in sections.specs:
-            sections.view_array(base, "slot_of_key")[:] = -1
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)
-        n_missing = self._find_slots(self._places, self._plain, keys, slots)
+        n_missing = hits.find_cached(self._owner, self._plain, keys, slots)
         return slots, slots < 0 if n_missing else None
 
     def _hash_to_sets(self, keys: np.ndarray) -> np.ndarray:
@@ -82,21 +73,15 @@ class CachedTable(SlotTable):
     def _remove_references(self, emptied: np.ndarray) -> None:
         self._owner[emptied] = NO_KEY
         self._uses[emptied] = 0
-        if self._slot_of_key is not None:
-            self._slot_of_key[:] = -1
-            owned = np.flatnonzero(self._owner != NO_KEY)
-            self._slot_of_key[self._owner[owned]] = owned
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
         """Insert absent rows, evicting the least used. Return how many were inserted. Needs `writing()`.
 
-        At most 8 new rows per set are inserted, and no keys beyond `direct_rows`.
+        At most 8 new rows per set are inserted.
         """
         _, missing = self.find(keys)
         if missing is None:
             return 0
-        if self._slot_of_key is not None:
-            missing &= keys.view(np.uint64) < len(self._slot_of_key)
         chosen, slots = self._choose(keys, np.flatnonzero(missing))
         self._replace(slots, keys[chosen], stored[chosen])
         return len(slots)
@@ -114,12 +99,7 @@ class CachedTable(SlotTable):
 
     def _replace(self, slots: np.ndarray, keys: np.ndarray, stored: np.ndarray) -> None:
         self._begin(slots)
-        if self._slot_of_key is not None:
-            evicted = self._owner[slots]
-            self._slot_of_key[evicted[evicted != NO_KEY]] = -1
         self._owner[slots] = keys
         self._uses[slots] = 0
         self._rows[slots] = stored
-        if self._slot_of_key is not None:
-            self._slot_of_key[keys] = slots
         self._end(slots)

@@ -26,7 +26,6 @@ from serving.tables.store.lanes import (
     make_pointer,
     read_four,
     read_in_order,
-    read_once,
     scale_eight,
     scale_eight_halves,
 )
@@ -34,7 +33,7 @@ from serving.tables.store.row_formats import SCALE_BYTES
 
 EPOCH, HOLES = 0, 1  # words of a table's header
 HEADER_WORDS = 8
-HEADER, READS, ROWS, PLACES, USES, WORDS = 0, 1, 2, 5, 7, 9  # of `describe_table`
+HEADER, READS, ROWS, OWNERS, USES, WORDS = 0, 1, 2, 5, 7, 9  # of `describe_table`
 ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # UNSETTLED: a writer was active
 PREFETCHED_ROWS = 1024  # before the first of them is decoded: 64 KiB of a core's cache
 ROWS_AHEAD = 16  # from the row that is decoded to the row that is prefetched
@@ -73,8 +72,8 @@ def read_complete(header, rows, keys, vectors):
 
 
 @compiled_with_gil
-def read_hashed(header, owner, uses, counted, rows, keys, vectors):
-    """Read a hashed table: `find_hashed`, decode, and `count_uses` if `counted`. Return as `read_complete`.
+def read_cached(header, owner, uses, counted, rows, keys, vectors):
+    """Read a cached table: `find_cached`, decode, and `count_uses` if `counted`. Return as `read_complete`.
 
     vectors: float32 [N, D], written where a row exists
     """
@@ -84,24 +83,7 @@ def read_hashed(header, owner, uses, counted, rows, keys, vectors):
     slots, missing = np.empty(len(keys), np.int64), 0
     for start in range(0, len(keys), PREFETCHED_ROWS):
         some = slice(start, start + PREFETCHED_ROWS)
-        n_missing = find_hashed(owner, rows, keys[some], slots[some])
-        _decode_found(rows, slots[some], vectors[some], n_missing)
-        missing += n_missing
-    if counted:
-        count_uses(uses, slots)
-    return _check_state(header, epoch, missing)
-
-
-@compiled_with_gil
-def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
-    """Read an indexed table: as `read_hashed`, with `find_indexed`."""
-    epoch = read_in_order(header, EPOCH)
-    if epoch & 1:
-        return UNSETTLED
-    slots, missing = np.empty(len(keys), np.int64), 0
-    for start in range(0, len(keys), PREFETCHED_ROWS):
-        some = slice(start, start + PREFETCHED_ROWS)
-        n_missing = find_indexed(slot_of_key, rows, keys[some], slots[some])
+        n_missing = find_cached(owner, rows, keys[some], slots[some])
         _decode_found(rows, slots[some], vectors[some], n_missing)
         missing += n_missing
     if counted:
@@ -116,21 +98,11 @@ def read_complete_at(table, dtype, keys, vectors):
 
 
 @compiled_with_gil
-def read_hashed_at(table, dtype, keys, vectors):
-    """Run `read_hashed` on the table at an address. Count uses by COUNTED_AFTER_MISS and COUNTED_EVERY."""
-    counted, owner = _count_read(table), _view_array(table, PLACES, np.int64)
+def read_cached_at(table, dtype, keys, vectors):
+    """Run `read_cached` on the table at an address. Count uses by COUNTED_AFTER_MISS and COUNTED_EVERY."""
+    counted, owner = _count_read(table), _view_array(table, OWNERS, np.int64)
     return _note_misses(
-        table, read_hashed(_view_header(table), owner, _view_uses(table), counted, _view_rows(table, dtype), keys, vectors)
-    )
-
-
-@compiled_with_gil
-def read_indexed_at(table, dtype, keys, vectors):
-    """Run `read_indexed` on the table at an address."""
-    counted, slot_of_key = _count_read(table), _view_array(table, PLACES, np.int32)
-    return _note_misses(
-        table,
-        read_indexed(_view_header(table), slot_of_key, _view_uses(table), counted, _view_rows(table, dtype), keys, vectors),
+        table, read_cached(_view_header(table), owner, _view_uses(table), counted, _view_rows(table, dtype), keys, vectors)
     )
 
 
@@ -138,14 +110,14 @@ def describe_table(header, rows, *parts):
     """Return a description of a table, int64 [WORDS].
 
     Its words are the address of `header`; the reads since the last miss; address, length and columns of the stored rows; then
-    address and length of each of `parts`: the places (int64 owners or int32 slots by key) and the uses (uint8).
+    address and length of each of `parts`: the owners (int64) and the uses (uint8) of the slots.
 
     Passing one address instead of arrays saves numba's unboxing, which costs as much as 20 rows per array. The caller must
     keep the words and the arrays alive.
     """
     words = np.zeros(WORDS, np.int64)
     words[[HEADER, ROWS, ROWS + 1, ROWS + 2]] = header.ctypes.data, rows.ctypes.data, *rows.shape
-    for n, part in zip((PLACES, USES), parts, strict=False):  # a complete table has no parts
+    for n, part in zip((OWNERS, USES), parts, strict=False):  # a complete table has no parts
         words[n : n + 2] = part.ctypes.data, len(part)
     return words
 
@@ -202,7 +174,7 @@ def _check_state(header, epoch, missing):
 
 
 @compiled
-def find_hashed(owner, rows, keys, slots):
+def find_cached(owner, rows, keys, slots):
     """Write the slots of keys, int64 [N], -1 where missing, and return how many are missing. Prefetch the found rows.
 
     owner: int64 [capacity] key of each slot; rows: stored, [capacity, columns]
@@ -216,19 +188,6 @@ def find_hashed(owner, rows, keys, slots):
         if slots[n] == first + WAYS or keys[n] == NO_KEY:  # rare, so a branch is a tenth faster
             slots[n] = -1
             missing += 1
-    return missing
-
-
-@compiled
-def find_indexed(slot_of_key, rows, keys, slots):
-    """Write slots as `find_hashed` does, from the slot of each key 0 … rows - 1, int32 [rows], -1 for none."""
-    missing = 0
-    for n in range(len(keys)):
-        slots[n] = -1
-        if np.uint64(keys[n]) < np.uint64(len(slot_of_key)):
-            slots[n] = read_once(slot_of_key, keys[n])
-        _prefetch_row(rows, slots[n])
-        missing += slots[n] < 0
     return missing
 
 

@@ -90,16 +90,6 @@ def read_four(typing_context, values, place):
 
 
 @intrinsic
-def read_once(typing_context, values, place):
-    """Read an int32 of shared memory once, so that the checked value is the used value."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.load_atomic(_compute_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
-
-    return _make_types(types.int32, (types.int32,), values, place), generate
-
-
-@intrinsic
 def read_in_order(typing_context, words, place):
     """Read an int64 of shared memory in program order, with neither earlier nor later reads moved across."""
 

@@ -26,10 +26,8 @@ from serving.tables.store.ring import APPLIED, HEAD, UpdateRing
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.side_by_side import SharedRows
 
-INDEX_SHARE = 0.25  # most memory for a shared index of slots by key, relative to L2's rows
-L1_INDEX_SHARE = 1.0  # the same for L1, which may take more memory for speed
 SHARED_MEMORY = "/dev/shm"
-SECTIONS_VERSION = 2  # part of the files' names, so that files of another layout are never mapped
+SECTIONS_VERSION = 3  # part of the files' names, so that files of another layout are never mapped
 
 
 # int64 [N] keys -> their rows, float32 [N, D], and bool [N] which are missing (None: no row is)
@@ -38,9 +36,7 @@ ReadRows = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
 
 def make_l1_sections(config: TableConfig) -> Sections:
     """Return L1's memory per process (`.nbytes`). Rows are stored decoded, so that a hit costs no arithmetic."""
-    codec = RowCodec("fp32", config.width)
-    direct = 4 * config.rows <= L1_INDEX_SHARE * config.l1_rows * codec.row_bytes
-    return CachedTable.make_sections(min(config.l1_rows, config.rows), codec, config.rows if direct else 0)
+    return CachedTable.make_sections(min(config.l1_rows, config.rows), RowCodec("fp32", config.width))
 
 
 def make_l2_sections(config: TableConfig) -> Sections:
@@ -48,8 +44,7 @@ def make_l2_sections(config: TableConfig) -> Sections:
     codec = RowCodec(config.row_format, config.width)
     if config.complete:
         return CompleteTable.make_sections(config.rows, codec)
-    direct = 4 * config.rows <= INDEX_SHARE * config.l2_rows * codec.row_bytes
-    return CachedTable.make_sections(config.l2_rows, codec, config.rows if direct else 0)
+    return CachedTable.make_sections(config.l2_rows, codec)
 
 
 def make_ring_sections(config: TableConfig) -> Sections:

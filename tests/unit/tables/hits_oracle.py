@@ -8,17 +8,11 @@ from serving.tables.store.hits import MIX, MOST_USES, NO_KEY, THIRTY_TWO, WAYS
 from serving.tables.store.row_formats import RowCodec
 
 
-def find_hashed(owner: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def find_cached(owner: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """-> slots int64 [N], -1 where missing."""
     sets = (((keys.view(np.uint64) * MIX) >> THIRTY_TWO) * np.uint64(len(owner) // WAYS) >> THIRTY_TWO).view(np.int64)
     matches = (owner.reshape(-1, WAYS)[sets] == keys[:, None]) & (keys != NO_KEY)[:, None]
     return np.where(matches.any(axis=1), sets * WAYS + matches.argmax(axis=1), -1)
-
-
-def find_indexed(slot_of_key: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """-> slots int64 [N], -1 where missing."""
-    inside = (keys >= 0) & (keys < len(slot_of_key))
-    return np.where(inside, slot_of_key[np.where(inside, keys, 0)], -1)
 
 
 def decode_rows(codec: RowCodec, stored: np.ndarray, slots: np.ndarray, vectors: np.ndarray) -> np.ndarray:

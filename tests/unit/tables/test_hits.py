@@ -68,9 +68,9 @@ def test_a_complete_table_refuses_keys_outside(row_format):
             np.testing.assert_array_equal(bits(vectors), bits(codec.decode(stored[keys])))
 
 
-def cached(codec: RowCodec, capacity: int, direct_rows: int, keys: np.ndarray) -> tuple[CachedTable, dict[str, np.ndarray]]:
+def cached(codec: RowCodec, capacity: int, keys: np.ndarray) -> tuple[CachedTable, dict[str, np.ndarray]]:
     """Return a table that was asked to hold `keys`, and the arrays of its memory by name."""
-    sections = CachedTable.make_sections(capacity, codec, direct_rows)
+    sections = CachedTable.make_sections(capacity, codec)
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
     table = CachedTable(block, sections, codec, block.view)
@@ -83,14 +83,13 @@ keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), m
 
 
 @pytest.mark.parametrize("row_format", FORMATS)
-@pytest.mark.parametrize("direct_rows", [0, 120])
 @given(held=st.lists(st.integers(0, 125), min_size=3, max_size=100, unique=True), asked=keys_asked)
 @settings(max_examples=40, deadline=None)
-def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, asked):
+def test_a_cached_table_reads_what_numpy_reads(row_format, held, asked):
     codec = RowCodec(row_format, 11)
-    (table, memory), keys = cached(codec, 64, direct_rows, np.array(held, np.int64)), np.array(asked, np.int64)
+    (table, memory), keys = cached(codec, 64, np.array(held, np.int64)), np.array(asked, np.int64)
     owner, uses = memory["owner"], memory["uses"]
-    expected = hits_oracle.find_indexed(memory["slot_of_key"], keys) if direct_rows else hits_oracle.find_hashed(owner, keys)
+    expected = hits_oracle.find_cached(owner, keys)
     np.testing.assert_array_equal(np.isin(keys, owner[owner != hits.NO_KEY]), expected >= 0)
     decoded = hits_oracle.decode_rows(codec, memory["rows"], expected, np.zeros((len(keys), 11), np.float32))
     for _ in range(2):  # the first reads count as uses
@@ -101,11 +100,10 @@ def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, as
     np.testing.assert_array_equal(uses, counted)
 
 
-@pytest.mark.parametrize("direct_rows", [0, 5000])
-def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
+def test_a_read_of_many_keys_is_that_of_its_parts():
     """More than are asked of memory at once, in one part of them all there, in another some missing."""
     codec, rng = RowCodec("fp32", 16), np.random.default_rng(7)
-    table, _ = cached(codec, 4096, direct_rows, np.arange(2000))
+    table, _ = cached(codec, 4096, np.arange(2000))
     inserted = np.arange(2000)
     _, gone = table.read(inserted)  # thrown out by those of their set that came later
     held = inserted if gone is None else inserted[~gone]
@@ -120,13 +118,12 @@ def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
 
 
 def states(header: np.ndarray, vectors: np.ndarray) -> list[int]:
-    """What the three passes say of a row that lies in slot 3, each under a header as it is now."""
+    """What both passes say of a row that lies in slot 3, each under a header as it is now."""
     rows, keys, uses, before = np.ones((8, 16), np.float32), np.array([3]), np.zeros(8, np.uint8), header.copy()
     said, reads = [], 5
     for read, *parts in (
         (hits.read_complete_at,),
-        (hits.read_hashed_at, np.arange(8), uses),
-        (hits.read_indexed_at, np.arange(8, dtype=np.int32), uses),
+        (hits.read_cached_at, np.arange(8), uses),
     ):
         header[:] = before
         words = hits.describe_table(header, rows, *parts)
@@ -138,15 +135,15 @@ def states(header: np.ndarray, vectors: np.ndarray) -> list[int]:
 
 def test_what_is_read_while_somebody_writes_is_not_believed():
     header, vectors = QUIET.copy(), np.empty((1, 16), np.float32)
-    assert states(header, vectors) == [hits.ALL_THERE] * 3
+    assert states(header, vectors) == [hits.ALL_THERE] * 2
     header[hits.EPOCH] = 7
-    assert states(header, vectors) == [hits.UNSETTLED] * 3
+    assert states(header, vectors) == [hits.UNSETTLED] * 2
 
 
 def test_what_was_written_while_it_was_read_is_not_believed():
     header = QUIET.copy()
     header_as_answer = header.view(np.float32).reshape(1, 16)  # the pass itself changes the epoch, between its two looks
-    assert states(header, header_as_answer) == [hits.UNSETTLED] * 3
+    assert states(header, header_as_answer) == [hits.UNSETTLED] * 2
 
 
 def test_a_complete_table_with_a_hole_is_not_read_blindly():
@@ -155,9 +152,8 @@ def test_a_complete_table_with_a_hole_is_not_read_blindly():
     assert hits.read_complete(header, SOME, np.array([3]), np.empty((1, 8), np.float32)) == hits.SOME_MISSING
 
 
-@pytest.mark.parametrize("direct_rows", [0, 120])
-def test_reads_count_as_uses_after_a_miss_and_now_and_then(direct_rows):
-    table, memory = cached(RowCodec("fp32", 16), 64, direct_rows, np.arange(8))
+def test_reads_count_as_uses_after_a_miss_and_now_and_then():
+    table, memory = cached(RowCodec("fp32", 16), 64, np.arange(8))
     held = memory["owner"][memory["owner"] != hits.NO_KEY]
     asked, slot = held[:1].copy(), int(np.flatnonzero(memory["owner"] == held[0])[0])
 
@@ -181,7 +177,7 @@ def test_uses_count_once_a_read_and_end_at_the_most():
 
 
 @pytest.mark.parametrize("row_format", FORMATS)
-@pytest.mark.parametrize("kind", ["complete", "hashed", "direct"])
+@pytest.mark.parametrize("kind", ["complete", "cached"])
 def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
     """The slow way, slot by slot, that a read goes when the table's epoch is odd."""
     codec, keys = RowCodec(row_format, 16), np.arange(40)
@@ -193,7 +189,7 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
         with table.writing():
             table.insert(keys, some_rows(codec, 40, np.random.default_rng(2)))
     else:
-        table, _ = cached(codec, 64, 50 if kind == "direct" else 0, keys)
+        table, _ = cached(codec, 64, keys)
     asked = np.array([3, 3, 39, 45, 0, -7, 99])
     vectors, missing = table.read(asked)
     with table.writing():
@@ -206,15 +202,14 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
 @pytest.mark.parametrize(
     ("read", "array"),
     [
-        (lambda array: hits.find_hashed(array, SOME, np.array([1]), np.empty(1, np.int64)), np.arange(8, dtype=np.int32)),
-        (lambda array: hits.find_indexed(array, SOME, np.array([1]), np.empty(1, np.int64)), np.arange(8)),
+        (lambda array: hits.find_cached(array, SOME, np.array([1]), np.empty(1, np.int64)), np.arange(8, dtype=np.int32)),
         (lambda array: hits.decode_rows(np.ones((1, 8), np.float32), np.array([0]), array), np.empty((1, 8))),
         (
             lambda array: hits.decode_rows(array, np.array([0]), np.empty((1, 8), np.float32)),
             np.ones((8, 8), np.float32, order="F"),
         ),
     ],
-    ids=["owners of int32", "slots of int64", "vectors of float64", "rows by column"],
+    ids=["owners of int32", "vectors of float64", "rows by column"],
 )
 def test_arrays_that_lanes_cannot_read_are_refused(read, array):
     with pytest.raises(TypingError, match="lanes cannot read"):

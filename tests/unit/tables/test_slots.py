@@ -26,7 +26,7 @@ from tests.interrupting import Killed, free, interrupted_at, kill
 
 WIDTH = 4
 CODEC = RowCodec("fp32", WIDTH)
-KINDS = ("complete", "hashed", "direct")
+KINDS = ("complete", "cached")
 N_KEYS = 64
 MODULES = (slots, complete_table, cached_table, marks)  # all that run while rows are read and written
 
@@ -45,7 +45,7 @@ def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, 
         def initialise(view):
             CompleteTable.initialise(view, n_keys, CODEC)
     else:
-        sections = CachedTable.make_sections(capacity, CODEC, n_keys if kind == "direct" else 0)
+        sections = CachedTable.make_sections(capacity, CODEC)
         make = CachedTable
 
         def initialise(view):
@@ -92,11 +92,10 @@ def test_a_table_with_room_is_a_dictionary(kind, batches, asked):
     assert table.rows_resident == len(twin)
 
 
-@pytest.mark.parametrize("kind", ["hashed", "direct"])
 @given(batches=writes)
 @settings(max_examples=60, deadline=None)
-def test_a_full_table_forgets_rows_but_never_mixes_them_up(kind, batches):
-    table, latest = table_of(kind, capacity=2 * WAYS), {}
+def test_a_full_table_forgets_rows_but_never_mixes_them_up(batches):
+    table, latest = table_of("cached", capacity=2 * WAYS), {}
     for version, keys in enumerate(batches):
         put(table, keys, version)
         latest.update(dict.fromkeys(keys, version))
@@ -111,7 +110,7 @@ def test_a_full_table_forgets_rows_but_never_mixes_them_up(kind, batches):
 @given(keys=st.lists(st.integers(-(2**63), 2**63 - 2).filter(lambda key: key != -1), max_size=50, unique=True))
 @settings(max_examples=60, deadline=None)
 def test_any_int64_key_but_the_reserved_ones(keys):
-    table = table_of("hashed")
+    table = table_of("cached")
     keys = np.array(keys, np.int64)
     rows = np.arange(len(keys) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
     with table.writing():
@@ -123,7 +122,7 @@ def test_any_int64_key_but_the_reserved_ones(keys):
 
 def test_keys_that_share_set_and_tag_are_told_apart():
     """All keys in one set, and all with the same low 16 bits: only the full comparison separates them."""
-    table = table_of("hashed", capacity=WAYS)
+    table = table_of("cached", capacity=WAYS)
     keys = np.arange(WAYS, dtype=np.int64) << 16
     put(table, keys)
     rows, missing = table.read(keys)
@@ -134,7 +133,7 @@ def test_keys_that_share_set_and_tag_are_told_apart():
 
 def test_frequent_rows_stay_when_others_pass_through():
     """A scan over many rows that are asked once must not push out the ones asked all the time."""
-    table = table_of("hashed", capacity=512, n_keys=100_000)
+    table = table_of("cached", capacity=512)
     hot = np.arange(100)
     put(table, hot)
     for start in range(1000, 31_000, 50):
@@ -145,7 +144,7 @@ def test_frequent_rows_stay_when_others_pass_through():
 
 
 def test_one_insertion_in_so_many_halves_the_counts_of_its_set():
-    table, memory = table_and_memory("hashed", capacity=WAYS)
+    table, memory = table_and_memory("cached", capacity=WAYS)
     put(table, range(WAYS))
     uses, halved = memory["uses"], []
     for key in range(WAYS, WAYS + 2 * cached_table.HALVE_EVERY):
