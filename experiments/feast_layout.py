@@ -2,15 +2,14 @@
 
     python -m experiments.feast_layout          # or: make check-feast
 
-Makes an environment of its own in .run/feast (Feast's pins conflict with ours), and a Redis cluster of one node on loopback.
-With --vectors it writes Feast's own bytes to the file that the unit test compares with.
+Makes an environment of its own in .run/environments (Feast's pins conflict with ours), and a Redis cluster of one node on
+loopback. With --vectors it writes Feast's own bytes to the file that the unit test compares with.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ import typer
 
 from experiments.fault_backends import RedisNode
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.other_environment import make_environment
 from perf.command import run
 from repository.code import PROJECT
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
@@ -28,7 +28,6 @@ from serving.live.layout import Layout
 from serving.live.redis_state import Entity, RedisState
 
 FEAST = "feast[redis]==0.67.*"
-ENVIRONMENT = PROJECT / ".run" / "feast"
 VECTORS = PROJECT / "tests" / "unit" / "live" / "feast_vectors.json"
 NAMES = ["view", "purchase"]  # of events
 PROJECT_NAME = "shop"
@@ -44,16 +43,6 @@ SAMPLES: dict[str, Any] = {
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def make_environment() -> Path:
-    """Return the interpreter of an environment with Feast; it is made on the first call."""
-    python = ENVIRONMENT / "bin" / "python"
-    uv = str(Path(sys.executable).with_name("uv"))
-    if not python.exists():
-        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(ENVIRONMENT)], check=True)
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), FEAST], check=True)
-    return python
 
 
 def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
@@ -138,7 +127,7 @@ def main(
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Check the layout against Feast. Exit code 1 when anything differs."""
-    machine, python = read_machine(), make_environment()
+    machine, python = read_machine(), make_environment("feast", (FEAST,))
     with tempfile.TemporaryDirectory() as name, RedisNode(Path(name)) as node:
         faults, theirs = check(Path(name), node.address, python)
     for fault in faults[:20]:

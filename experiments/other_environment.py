@@ -22,7 +22,19 @@ def run_in_environment(
 ) -> dict[str, Any]:
     """Run `script ARRAYS.npz` with `packages` installed and return the JSON that it prints.
 
-    The environment is made once, at ENVIRONMENTS/name. Raises RecommenderError when installing or running fails.
+    Raises RecommenderError when installing or running fails. without_needs: as of `make_environment`
+    """
+    python = make_environment(name, packages, without_needs)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "arrays.npz"
+        np.savez(path, **arrays)
+        return json.loads(_run([str(python), str(script), str(path)], SCRIPT_TIMEOUT_S))
+
+
+def make_environment(name: str, packages: tuple[str, ...], without_needs: tuple[str, ...] = ()) -> Path:
+    """Return the interpreter of an environment with `packages`, made once, at ENVIRONMENTS/name.
+
+    Raises RecommenderError when installing fails.
     without_needs: packages installed as they are, without their own requirements and whatever Python they ask for
     """
     python = ENVIRONMENTS / name / "bin" / "python"
@@ -34,10 +46,7 @@ def run_in_environment(
             forced = ("--quiet", "--no-deps", "--ignore-requires-python", *without_needs)
             _run([str(python), "-m", "pip", "install", *forced], INSTALL_TIMEOUT_S)
         stamp.write_text("\n".join(packages + without_needs))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "arrays.npz"
-        np.savez(path, **arrays)
-        return json.loads(_run([str(python), str(script), str(path)], SCRIPT_TIMEOUT_S))
+    return python
 
 
 def _run(command: list[str], timeout_s: float) -> str:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -26,15 +27,11 @@ import psutil
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
-from perf.bench import SEED
+from perf.bench import Bench, new_bench
 from perf.command import run
-from perf.load import analyzer
-from perf.load.workload import draw, read_requests, read_specs, write_analyzer_json
 from perf.observe import read_memory, sum_mib
-from perf.target import Turns, own_server, take_turns
-from server.state import ServerState
+from perf.target import Turns, own_server, read_site, take_turns
 from serving.contract.errors import ExportError
-from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 DATA = "synthetic:users=1_000_000,items=1_000_000,events=20_000_000"
@@ -136,47 +133,30 @@ def serve_command(
     machine, repositories = read_machine(), {"large": repo, "small": beside}
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
-        served = {}
+        tasks, tags = {}, {}
         for name, own in repositories.items():
-            server = running.enter_context(own_server(own))
-            assert server.state is not None
-            turns = running.enter_context(take_turns(server.state.tag))
-            served[name] = Served(name, server.state, turns, folder / f"{name}.json", window_s)
-            served[name].write_requests(own)
-        values = run_in_turns({name: own.measure_latency for name, own in served.items()}, rounds)
-        memory_mib = {name: own.measure_memory() for name, own in served.items()}
+            state = running.enter_context(own_server(own)).state
+            bench, tags[name] = new_bench(read_site(state), name, folder / name), state.tag
+            tasks[name] = partial(measure_latency, bench, running.enter_context(take_turns(state.tag)), window_s)
+        values = run_in_turns(tasks, rounds)
+        memory_mib = {name: measure_memory(tag) for name, tag in tags.items()}
     command = f"python -m experiments.scale serve --repo {repo} --beside {beside}"
     conditions = f"one client over gRPC, {rounds} rounds in turns, load generator on the same machine"
     figures = make_figures(values, memory_mib)
     finish("scale-serve", "A large shop served beside a small one", command, conditions, figures, results, machine)
 
 
-@dataclass(frozen=True)
-class Served:
-    """One server under measurement. input_data: of perf_analyzer"""
+def measure_latency(bench: Bench, turns: Turns, window_s: float) -> dict[str, float]:
+    """Return p50 and p99 of one client, whose requests are like those of the repository's own users."""
+    with turns.turn():
+        latency = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency
+    return {f"{bench.run.label}: p50": latency.p50_ms, f"{bench.run.label}: p99": latency.p99_ms}
 
-    name: str
-    state: ServerState
-    turns: Turns
-    input_data: Path
-    window_s: float
 
-    def write_requests(self, repo: Path) -> None:
-        """Write requests like those of the repository's own users."""
-        generation = read_pinned_generation(repo)
-        requests = draw(read_requests(repo, generation), ROWS, np.random.default_rng(SEED))
-        write_analyzer_json(self.input_data, read_specs(repo, generation)[ENSEMBLE], requests)
-
-    def measure_latency(self) -> dict[str, float]:
-        target = analyzer.Target(ENSEMBLE, self.state.grpc_url, f"localhost:{self.state.ports.http}", self.input_data)
-        with self.turns.turn():
-            level = analyzer.measure(target, "concurrency", 1, self.window_s, self.input_data.with_name("raw.npz"))
-        return {f"{self.name}: p50": level.latency.p50_ms, f"{self.name}: p99": level.latency.p99_ms}
-
-    def measure_memory(self) -> dict[str, float]:
-        """Return the MiB of each process, and of all together."""
-        processes = read_memory(self.state.tag)
-        return {process.name: process.pss_mib for process in processes} | {"all processes": sum_mib(processes)}
+def measure_memory(tag: str) -> dict[str, float]:
+    """Return the MiB of each process of a server, and of all together."""
+    processes = read_memory(tag)
+    return {process.name: process.pss_mib for process in processes} | {"all processes": sum_mib(processes)}
 
 
 def make_figures(values: dict[str, list[float]], memory_mib: dict[str, dict[str, float]]) -> list[Figure]:

@@ -60,7 +60,7 @@ class Open(BaseModel, frozen=True):
     unsent: int  # due but never sent: no connection, flow control, or too many in flight; counted as errors
     send_late: Latency | None  # delay between due and sent: the generator's own
     generator_cores: float  # CPU time the generator took, in cores
-    idle_share: float | None = None  # of all cores during the load; None in older runs
+    idle_share: float  # of all cores during the load
     compared: int = 0  # answers to recorded requests; cold starts have no recorded answer
     differing_answers: str = ""  # the first difference from the recorded, in-process answers
     stages: dict[str, StageTimes]
@@ -115,7 +115,7 @@ class Run(BaseModel):
     commit: str
     config_hash: str  # of every config.pbtxt of the repository
     machine: Machine
-    layout: str = ""  # "" in older runs
+    layout: str
     comparable: bool = True  # False: rows are updated while they are served, so answers are not the recorded ones
     priority_levels: int = 0  # the most of any model; below 2 all requests are served alike
     floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: the cost of gRPC alone

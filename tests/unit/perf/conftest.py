@@ -77,6 +77,7 @@ def open_loads(rng: np.random.Generator, folder: Path) -> list[Open]:
                 unsent=0,
                 send_late=latency,
                 generator_cores=0.1,
+                idle_share=0.2,
                 stages=STAGE_TIMES,
                 raw=raw,
             )
@@ -96,6 +97,7 @@ def run(tmp_path) -> Run:
         generation=7,
         commit="abc1234",
         config_hash="0123456789ab",
+        layout="ensemble",
         machine=Machine(cpu="a CPU", cores=2, load_before=3.0, kernel="6", python="3.11"),
         floor_p50_ms=0.4,
         closed=closed_levels(rng),
