@@ -13,11 +13,13 @@ import numpy as np
 
 from export.settings import Settings, read_served_settings
 from perf.answers import compare_to_export
-from perf.load import analyzer, schedule
+from perf.bench import Bench, new_bench
+from perf.load import schedule
 from perf.load.open_loop import run_load
-from perf.load.workload import draw, read_recorded_requests, read_specs, serialise, write_analyzer_json
+from perf.load.workload import draw, serialise
 from perf.observe import Latency, read_memory, sum_mib
 from perf.recall import JUDGED_BY, compute_recorded_vectors
+from perf.report.results import Closed
 from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
 from perf.tune.variant import make_variant
@@ -25,15 +27,12 @@ from repository.config import CONFIG_FILE, read_layout
 from repository.models import read_config
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
-from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall
 from training.retrieval.index import extract_inverted_file
 
 FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
-ROWS = 1_000  # of perf_analyzer's input
-INPUT = "input.json"
 CURRENT: Changes = {}
 
 
@@ -60,7 +59,8 @@ class Served:
     """A candidate while it is served; its server runs in its turn only."""
 
     changes: Changes
-    server: TritonServer
+    bench: Bench
+    tag: str  # of its processes
     turns: Turns
     answers: str  # "" when its answers are the recorded ones
 
@@ -75,9 +75,6 @@ class Lab:
         self.repository, self.clients, self.window_s, self.rng = repository, clients, window_s, rng
         self.settings = read_served_settings(repository)
         self.layout = read_layout(read_config(repository / ENSEMBLE / CONFIG_FILE))
-        generation = read_pinned_generation(repository)
-        self.spec = read_specs(repository, generation)[ENSEMBLE]
-        self.recorded = read_recorded_requests(repository, generation)
         self.offered_rate = 0.0
         self.say: Callable[[str], None] = lambda _: None
         self._work: tempfile.TemporaryDirectory | None = None
@@ -85,11 +82,10 @@ class Lab:
     def __enter__(self) -> Lab:
         """Determine the rate of the open loop: half of the peak under the current settings."""
         self._work = tempfile.TemporaryDirectory(prefix=".tune-", dir=self.repository.resolve().parent)
-        write_analyzer_json(self.folder / INPUT, self.spec, draw(self.recorded.inputs, ROWS, self.rng))
         self.say("the current settings alone")
         try:
             with self._serve(CURRENT) as served, served.turns.turn():
-                self.offered_rate = self._measure_closed_loop(served, self.clients).achieved_rate / 2
+                self.offered_rate = self._measure_closed_loop(served.bench, self.clients).achieved_rate / 2
         except BaseException:
             self.__exit__()
             raise
@@ -122,15 +118,15 @@ class Lab:
 
         Without an answered request of the open loop there are no latencies: the objectives that bound them are broken.
         """
-        due_s = schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
-        rows = draw(self.recorded.inputs, len(due_s), self.rng)
-        many, one = self._measure_closed_loop(served, self.clients), self._measure_closed_loop(served, 1)
-        outcome = run_load(served.server.grpc_url, serialise(self.spec, rows), due_s)
+        bench, due_s = served.bench, schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
+        rows = draw(bench.requests, len(due_s), self.rng)
+        many, one = self._measure_closed_loop(bench, self.clients), self._measure_closed_loop(bench, 1)
+        outcome = run_load(bench.site.grpc_url, serialise(bench.specs[ENSEMBLE], rows), due_s)
         metrics = {
             "peak_rate": many.achieved_rate,
             "clients_1_p50_ms": one.latency.p50_ms,
             "error_share": 1.0 - float(outcome.ok.mean()) if len(due_s) else 0.0,
-            "memory_mib": sum_mib(read_memory(served.server.state.tag)),
+            "memory_mib": sum_mib(read_memory(served.tag)),
         }
         if latency := Latency.of(outcome.latency_ns):
             metrics |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
@@ -139,9 +135,8 @@ class Lab:
             self.say(f"none of {len(due_s)} requests was answered: {describe_changes(served.changes)}")
         return {key: round(float(value), 4) for key, value in metrics.items()}
 
-    def _measure_closed_loop(self, served: Served, clients: int):
-        target = analyzer.Target(ENSEMBLE, served.server.grpc_url, served.server.http_url, self.folder / INPUT)
-        return analyzer.measure(target, "concurrency", clients, self.window_s, self.folder / "raw.npz")
+    def _measure_closed_loop(self, bench: Bench, clients: int) -> Closed:
+        return bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, self.window_s)
 
     @contextlib.contextmanager
     def _serve(self, changes: Changes):
@@ -150,13 +145,14 @@ class Lab:
         make_variant(self.repository, folder, self.layout, Settings.model_validate(document))
         try:
             with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=MEASURED_DIR) as server:
-                answers = self._compare_answers(server, changes)
+                bench = new_bench(read_site(server.state), "tune", folder.with_name("raw"))
+                answers = self._compare_answers(bench, changes)
                 with take_turns(server.state.tag) as turns:
-                    yield Served(changes, server, turns, answers)
+                    yield Served(changes, bench, server.state.tag, turns, answers)
         finally:
             shutil.rmtree(folder.parent)
 
-    def _compare_answers(self, server: TritonServer, changes: Changes) -> str:
+    def _compare_answers(self, bench: Bench, changes: Changes) -> str:
         """Return "" when the answers are the recorded ones, else the difference.
 
         Also "", without a comparison, for another effort of the index, which changes answers and whose recall was measured
@@ -164,4 +160,4 @@ class Lab:
         """
         if "compute.index_effort" in changes:
             return ""
-        return compare_to_export(read_site(server.state), self.spec)
+        return compare_to_export(bench.site, bench.specs[ENSEMBLE])
