@@ -6,7 +6,6 @@ Each check yields findings; an error means that tritonserver would refuse the re
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from importlib import metadata
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.config import CONFIG_FILE, list_models, read_layout, read_record_fields, read_spec
+from repository.config import CONFIG_FILE, list_models, read_layout, read_record_fields
+from repository.config_rules import find_ensemble_faults, find_warmup_faults
 from repository.finding import Finding, count_errors, make_finding
 from repository.models import read_config, refuse_changed_manifests, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
@@ -108,22 +108,10 @@ def check_path(repository: Path) -> Iterator[Finding]:
 
 
 def check_edges(repository: Path) -> Iterator[Finding]:
-    """Check that both ends of each ensemble edge agree in type, dims and fields of records."""
+    """Check that both ends of each ensemble edge agree in type, dims and fields of records, and that steps take its batches."""
     configs = {name: read_config(repository / name / CONFIG_FILE) for name in list_models_in(repository)}
-    specs = {name: read_spec(config) for name, config in configs.items()}
-    known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
-    for step in configs[ENSEMBLE].ensemble_scheduling.step:
-        spec = specs.get(step.model_name)
-        if spec is None:
-            fact = f"A step runs the model {step.model_name!r}, which is none of this repository"
-            yield Finding("error", f"{ENSEMBLE}/{CONFIG_FILE}", fact, "Export the repository again.")
-            return
-        inputs, outputs = ({t.name: t.text for t in side} for side in (spec.inputs, spec.outputs))
-        for tensor, source in step.input_map.items():
-            if known.get(source) != inputs.get(tensor):
-                fact = f"Edge {source} -> {step.model_name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"
-                yield Finding("error", f"{ENSEMBLE}/{CONFIG_FILE}", fact, "Export the repository again.")
-        known.update({target: outputs.get(tensor) for tensor, target in step.output_map.items()})
+    for fact in find_ensemble_faults(configs[ENSEMBLE], configs, read_pinned_generation(repository)):
+        yield Finding("error", f"{ENSEMBLE}/{CONFIG_FILE}", fact, "Export the repository again.")
 
 
 def check_versions(repository: Path) -> Iterator[Finding]:
@@ -179,22 +167,10 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
 
 
 def check_warmup(repository: Path) -> Iterator[Finding]:
-    """Check that warm-up files are complete; without them their models do not load."""
+    """Check warm-up requests and their files; with a fault in them their models do not load."""
     for name in list_models_in(repository):
-        for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
-            for entry in warmup.inputs.values():
-                path, where = repository / name / "warmup" / entry.input_data_file, f"{name}/warmup/{entry.input_data_file}"
-                if not path.is_file():
-                    yield Finding("error", where, "The file is missing", "Export again.")
-                elif path.stat().st_size < (least := count_row_bytes(entry)):
-                    fact = f"It has {path.stat().st_size} bytes, and one row of its tensor takes {least}"
-                    yield Finding("error", where, fact, "Export again.")
-
-
-def count_row_bytes(entry: pb.ModelWarmup.Input) -> int:
-    """Return the least bytes of one row of a warm-up tensor. A string has at least the 4 bytes of its length."""
-    width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
-    return width * math.prod(entry.dims)
+        for fact in find_warmup_faults(read_config(repository / name / CONFIG_FILE), repository / name / "warmup"):
+            yield Finding("error", f"{name}/{CONFIG_FILE}", fact, "Export again.")
 
 
 def check_stages(repository: Path) -> Iterator[Finding]:
@@ -239,12 +215,11 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 def check_batching(repository: Path) -> Iterator[Finding]:
     """Check batch sizes that tritonserver refuses, and settings that delay its batcher (docs/serving.md)."""
-    largest = read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size
     for name in list_models_in(repository):
         config = read_config(repository / name / CONFIG_FILE)
         batching, where = config.dynamic_batching, f"{name}/{CONFIG_FILE}"
-        if config.max_batch_size < max(largest, *batching.preferred_batch_size, 0):
-            fact = f"max_batch_size is {config.max_batch_size}, below a preferred size or that of {ENSEMBLE} ({largest})"
+        if config.max_batch_size < max(batching.preferred_batch_size, default=0):
+            fact = f"max_batch_size is {config.max_batch_size}, below a preferred size"
             yield Finding("error", where, fact, "Set it at least as large ([serving] of the export's settings).")
         if batching.priority_levels or batching.HasField("default_queue_policy"):
             fact = "Priorities or a queue policy: some requests wait up to 500 ms for the batcher of tritonserver 2.51"

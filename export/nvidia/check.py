@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from export.merlin_settings import PROFILE_NAME, MerlinSettings
-from export.nvidia import config_rules, hps_rules
+from export.nvidia import hps_rules
 from export.nvidia.hps import PS_FILE
 from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, list_models, list_parts
 from export.nvidia.precision.agreement import describe_disagreement
 from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
-from repository.config import CONFIG_FILE, read_record_fields
+from repository import config_rules
+from repository.config import CONFIG_FILE
 from repository.finding import Finding, count_errors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -95,58 +94,8 @@ def check_ensembles(repository: Path) -> Iterator[Finding]:
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     generation = read_pinned_generation(repository)
     for name, config in sorted(configs.items()):
-        for fact in find_ensemble_faults(config, configs, generation):
+        for fact in config_rules.find_ensemble_faults(config, configs, generation):
             yield make_error(f"{name}/{CONFIG_FILE}", fact)
-
-
-def find_ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
-    """Yield the faults of one ensemble; none for a plain model."""
-    if config.platform != "ensemble":
-        return
-    known = {tensor.name: describe_tensor(config, tensor) for tensor in config.input}
-    if both := sorted(known.keys() & {tensor.name for tensor in config.output}):
-        yield f"{', '.join(both)} is an input and an output of the same name: callers would get back what they sent"
-    for step in config.ensemble_scheduling.step:
-        if (model := configs.get(step.model_name)) is None:
-            yield f"Step {step.model_name} is no model of this repository; expected one of {', '.join(sorted(configs))}"
-            continue
-        if step.model_version != generation:
-            yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
-        if config.max_batch_size > model.max_batch_size:
-            yield f"It allows batches of {config.max_batch_size}, and its step {model.name} of {model.max_batch_size}"
-        inputs, outputs = (
-            {tensor.name: describe_tensor(model, tensor) for tensor in side} for side in (model.input, model.output)
-        )
-        for tensor, source in step.input_map.items():
-            if not can_connect(known.get(source), inputs.get(tensor)):
-                ends = " meets ".join(describe_end(side) for side in (known.get(source), inputs.get(tensor)))
-                yield f"Edge {source} -> {model.name}.{tensor}: {ends}"
-        known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
-
-
-def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
-    """Return the type, the dims with the batch axis, and the fields of a record ("" for other tensors)."""
-    return tensor.data_type, add_batch_axis(config, tensor), read_record_fields(config, tensor.name)
-
-
-def describe_end(end: tuple[int, tuple[int, ...], str] | None) -> str:
-    """Return one end of an edge in words. end: from `describe_tensor`; None if there is no such tensor"""
-    if end is None:
-        return "nothing"
-    dtype, dims, fields = end
-    return f"{pb.DataType.Name(dtype)} {list(dims)}" + (f" ({fields})" if fields else "")
-
-
-def add_batch_axis(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
-    """Return the dims with the batch axis, which Triton adds where max_batch_size is above 0."""
-    return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
-
-
-def can_connect(one: tuple | None, other: tuple | None) -> bool:
-    """Return whether two ends of an edge have the same type, fields and dims. A dim of -1 matches any number."""
-    if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
-        return False
-    return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
 def check_hps(repository: Path) -> Iterator[Finding]:

@@ -168,12 +168,15 @@ def test_a_manifest_that_is_not_the_published_one_is_not_published_again(reposit
         (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
         (
             lambda r: replace_in(r / "recommend" / "config.pbtxt", 'model_name: "rank"', 'model_name: "rung"'),
-            "A step runs the model 'rung', which is none of this repository",
+            "Step rung is no model of this repository; expected one of",
         ),
-        (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 64", "dims: 63"), "[64] meets exclude INT64 [63]"),
+        (
+            lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 64", "dims: 63"),
+            "Edge exclude -> retrieve.exclude: TYPE_INT64 [-1, 64] meets TYPE_INT64 [-1, 63]",
+        ),
         (
             lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
-            "-> rerank.ranked: ranked UINT8 [",
+            "Edge ranked -> rerank.ranked: TYPE_UINT8 [",
         ),
         (
             lambda r: [replace_in(r / m / "config.pbtxt", "rank_scores FP", "rank_scores INT") for m in ("rank", "rerank")],
@@ -216,10 +219,10 @@ def replace_in(path, old, new):
 def test_a_warm_up_file_that_was_cut_off(repository):
     path = next((repository / "rank" / "warmup").iterdir())
     path.write_bytes(b"")
-    assert f"rank/warmup/{path.name}: It has 0 bytes, and one row of its tensor takes" in errors(repository)[0]
+    assert f"rank/config.pbtxt: warmup/{path.name} holds 0 bytes, a row of its tensor takes" in errors(repository)[0]
 
 
 def test_a_stage_that_takes_less_than_the_ensemble_sends(repository):
     path = repository / "rank" / "config.pbtxt"
     path.write_text(path.read_text().replace("max_batch_size: 64", "max_batch_size: 8"))
-    assert "rank/config.pbtxt: max_batch_size is 8, below a preferred size or that of recommend (64)" in errors(repository)[0]
+    assert "recommend/config.pbtxt: It allows batches of 64, and its step rank of 8" in errors(repository)[0]

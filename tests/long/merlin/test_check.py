@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from export.__main__ import app
 from export.check import check_repository
-from export.nvidia.check import find_ensemble_faults
+from repository.config_rules import find_ensemble_faults
 from repository.models import read_config
 from serving.contract.artifacts import write_manifest
 from tests.long.merlin.breaking import EMBEDDINGS, edit, errors, reseal
