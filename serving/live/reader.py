@@ -20,7 +20,7 @@ import numpy as np
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import NO_SEQUENCE
 from serving.live.changes import SetColumns
-from serving.live.events import HEADER, USER_CHANGED
+from serving.live.events import HEADER, USER_CHANGED, unpack
 from serving.live.layout import Layout, find_offset
 from serving.live.sequences import PLACES, hash_machine, unpack_sequence
 from serving.live.store import (
@@ -164,6 +164,12 @@ class Snapshot:
             for key, packed in cursor.iternext(keys=True, values=True):
                 yield int.from_bytes(key, "big"), packed
 
+    def read_columns(self, sequence: int) -> dict:
+        """Return the columns that the change by `upsert` at a place of the log has set."""
+        packed = self._txn.get(make_sequence_key(sequence), db=self._store.events)
+        assert packed is not None  # the caller has its header
+        return json.loads(unpack([packed]).columns[0])
+
     def find_last_before(self, received_ms: int) -> int:
         """Return the last sequence of the log that arrived before a time, 0 without one. Bisects: the log is in that order."""
         cursor = self._txn.cursor(self._store.events)
@@ -190,12 +196,6 @@ class Snapshot:
         events = self.read_events(after)
         while rows := list(islice(events, MOST_READ_EVENTS)):
             yield rows[-1][0], np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
-
-    def read_all_user_records(self, at_once: int) -> Iterator[np.ndarray]:
-        """Yield the records of all users with live events, [N], at most `at_once` of them each."""
-        records = self._txn.cursor(self._store.users).iternext(keys=False, values=True)
-        while part := list(islice(records, at_once)):
-            yield np.frombuffer(b"".join(part), self.layout.user)
 
     def read_all_items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (int64 [N] ids, records [N]) of all items with live events."""

@@ -11,7 +11,7 @@ import pandas as pd
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.pair_counts import PairCounts, is_among
-from serving.stages.live.pairs import VISIT_S
+from serving.stages.live.visits import USER_EVENTS, VISIT_S
 from serving.stages.search.search import Blocked
 
 
@@ -29,7 +29,7 @@ def put_live_pairs(
     train, later: as for `make_visit_requests`; rows: int64 [N] of `train`, ascending, each just before which a request comes
     history: int64 [N, H] positions; candidates: int64 [N, C] and scores: float32 [N, C], both written
     """
-    pair_rows, pairs = find_pairs(items, train, later, history.shape[1])
+    pair_rows, pairs = find_pairs(items, train, later)
     live, servable = PairCounts(items.n_items), np.append(np.ones(items.n_items, bool), False)
     strengths = np.empty(candidates.shape, np.float32)
     ends = np.searchsorted(pair_rows, rows)  # pairs of earlier rows
@@ -44,11 +44,8 @@ def put_live_pairs(
     return strengths
 
 
-def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the newer events, int64 [P] ascending, and the pairs, int64 [P, 2] positions.
-
-    longest: events of a user's history that are remembered
-    """
+def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the newer events, int64 [P] ascending, and the pairs, int64 [P, 2] positions."""
     taken = np.flatnonzero(train["positive"].to_numpy())
     events = train.iloc[taken]
     order = np.argsort(events["user_id"].to_numpy(), kind="stable")
@@ -56,14 +53,14 @@ def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame, longe
     is_new[later["row"].to_numpy()] = True
     rows = taken[order]
     columns = (events[name].to_numpy(np.int64)[order] for name in ("user_id", "timestamp"))
-    found = _find_pairs(*columns, items.find_positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows], longest)
+    found = _find_pairs(*columns, items.find_positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows])
     found_rows = rows[found[:, 0]]
     by_row = np.argsort(found_rows, kind="stable")
     return found_rows[by_row], found[by_row, 1:]
 
 
 @compiled
-def _find_pairs(users, times_s, positions, is_new, longest):
+def _find_pairs(users, times_s, positions, is_new):
     """Return int64 [P, 3]: the newer event, its item and the other item. Arguments: [E], sorted by user and time."""
     found = np.empty((64, 3), np.int64)
     count = 0
@@ -71,7 +68,7 @@ def _find_pairs(users, times_s, positions, is_new, longest):
         if not is_new[event]:
             continue
         start = event  # of the visit
-        while start > max(event - longest + 1, 0) and users[start - 1] == users[event]:
+        while start > max(event - USER_EVENTS + 1, 0) and users[start - 1] == users[event]:
             if times_s[event] - times_s[start - 1] > VISIT_S:
                 break
             start -= 1

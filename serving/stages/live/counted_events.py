@@ -6,13 +6,13 @@ generation's clock are in the records that it published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from serving.live.aggregations import EVENT
-from serving.live.events import OBSERVED, Flags
+from serving.live.events import ITEM_CHANGED, OBSERVED, Flags
 from serving.live.reader import Snapshot
 from serving.live.store import Progress
 from serving.live.timeline import Timeline
@@ -40,10 +40,18 @@ class CountedEvents:
     skipped: int = 0
     read_sequence: int = field(default=0, init=False)
 
-    def read(self, snapshot: Snapshot, progress: Progress, headers: np.ndarray | None, after: int) -> Iterator[np.ndarray]:
+    def read(
+        self,
+        snapshot: Snapshot,
+        progress: Progress,
+        headers: np.ndarray | None,
+        after: int,
+        change: Callable[[int, Mapping[str, object]], None] | None = None,
+    ) -> Iterator[np.ndarray]:
         """Yield the events after a sequence that were not read yet, EVENT [N], in feature time (timeline.py).
 
         headers: HEADER [N], these events; None to read what the log still holds of them
+        change: called with the item and the columns of each change by `upsert`, at its place among the events
         """
         timeline, stored_names = snapshot.read_timeline(progress, self.as_of_s), snapshot.read_event_names()
         numbers = np.array([self._find_number(name) for name in stored_names], np.int64)
@@ -54,8 +62,14 @@ class CountedEvents:
             start = max(after, self.read_sequence) or snapshot.find_last_before(1_000 * self.as_of_s - MOST_AHEAD_MS)
             blocks = snapshot.read_held_headers(start)
         for last, block in blocks:
-            n_read = max(0, self.read_sequence - (last - len(block)))
-            yield self._encode(block[n_read:], numbers, timeline)
+            before = last - len(block)  # sequence
+            start = max(0, self.read_sequence - before)
+            for place in np.flatnonzero(block["type"] == ITEM_CHANGED).tolist():
+                if change and place >= start:
+                    yield self._encode(block[start:place], numbers, timeline)
+                    change(int(block["item_id"][place]), snapshot.read_columns(before + place + 1))
+                    start, self.read_sequence = place + 1, before + place + 1
+            yield self._encode(block[start:], numbers, timeline)
             self.read_sequence = max(self.read_sequence, last)
         if headers is None:
             self.read_sequence = progress.last_sequence
@@ -65,6 +79,8 @@ class CountedEvents:
 
     def _encode(self, headers: np.ndarray, numbers: np.ndarray, timeline: Timeline) -> np.ndarray:
         """Return those of HEADER [N] that count, EVENT [M]. numbers: int64 [K] of each event by the store's code"""
+        if not len(headers):
+            return np.empty(0, EVENT)
         flags = headers["flags"] & np.uint16(Flags.COUNTED | self.skipped)
         counts = (headers["type"] == OBSERVED) & (flags == Flags.COUNTED)
         headers = headers[counts & (headers["time_ms"] // 1_000 > self.as_of_s)]

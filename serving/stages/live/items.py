@@ -17,7 +17,7 @@ from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Change, Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content, compute_tokens
-from serving.stages.live.pairs import NO_PAIRS, StoredPairs
+from serving.stages.live.pairs import NO_EVENTS, StoredPairs
 from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import ItemTrends
 
@@ -73,6 +73,8 @@ class LiveItems(Generic[StageArrays]):
         """Apply everything that has changed until now, however many events that are."""
         while self.refresh() and self.n_behind:
             pass
+        if self.trends:
+            self.trends.sweep(self.items.n_items)
 
     def refresh(self) -> bool:
         """Apply what changed since the last call: all changes, and events, BLOCKS_AT_ONCE at most. The next call goes on.
@@ -96,8 +98,7 @@ class LiveItems(Generic[StageArrays]):
                         break
                     headers = snapshot.read_headers_since(self.read_sequence)
                     read_to = progress.last_sequence if headers is None else self.read_sequence + len(headers)
-                    n_unread = progress.last_sequence - read_to
-                    found = self.pairs.find(snapshot, progress, headers, n_unread) if self.pairs else NO_PAIRS
+                    taken = self.pairs.find(snapshot, headers) if self.pairs else NO_EVENTS
                     sold.append(
                         self.sales.read(snapshot, progress, headers, [change.id for change in changes], self.read_sequence)
                     )
@@ -105,7 +106,7 @@ class LiveItems(Generic[StageArrays]):
                         self.trends.follow(snapshot, progress, headers, self.read_sequence)
                     self.sales.follows = progress.latest_ms // 1_000 > self.sales.as_of_s
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
-                        self.pairs.pairs.add(found)
+                        self.pairs.count(taken)
                     self.read_sequence = read_to
                 self.n_behind = progress.last_sequence - self.read_sequence if self.sales else 0
         except DependencyError:

@@ -6,6 +6,9 @@
 "Now" is the watermark, rounded down to a sixtieth of the shortest span. An item's own events are in its numbers at once. When
 the clock moves on, or after an event of any category, all items are computed again, SWEPT_ITEMS at each refresh, so that no
 request waits for a whole catalogue.
+
+Events and changes of categories take effect in the order of the log, so a process that starts, and reads the log again, has the
+records of a running one. An event counts for the category that its item had then.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from serving.stages.live.counted_events import AMOUNTS, CountedEvents
 FOLDER, TRENDS_FILE = "trends", "trends.json"
 LONGEST_STEP_MS = 3_600_000  # of the clock; the step of aggregations without a span
 SWEPT_ITEMS = 8_192  # computed again at each refresh, while any are due: a millisecond
-MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet
+MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet, or of new ones without a category
+NO_RECORD = -1  # an event of this record counts for nothing
 
 
 @dataclass
@@ -41,6 +45,8 @@ class EntityTrends:
 
     records: plan.dtype [R + 1], the last one always empty; numbers: float32 [n_items + 1, F], the columns that the ranker reads
     record_of: int32 [n_items + 1], the record of each item's category; None where items have records of their own
+    counted_of: int32 [n_items + 1], the record that an item's next event counts for; NO_RECORD for new items without a category
+    waiting: EVENT [W], events of such items
     keys: int64 [R] ascending, of the categories; column: name under which `upsert` changes an item's category
     n_due: items whose numbers are of an earlier moment; the first of them is next_item
     """
@@ -51,19 +57,23 @@ class EntityTrends:
     record_of: np.ndarray | None = None
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     column: str = ""
+    counted_of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    waiting: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)
     next_item: int = field(default=0, init=False)
     n_due: int = field(default=0, init=False)
 
     @classmethod
-    def load(cls, folder: Path, number: int, plan: EntityPlan, column: str, numbers: np.ndarray) -> EntityTrends:
-        """Open the files of one entity, number 0, 1, … of trends.json. Raises ArtifactError."""
+    def load(cls, folder: Path, number: int, plan: EntityPlan, column: str, numbers: np.ndarray, n_known: int) -> EntityTrends:
+        """Open the files of one entity, number 0, 1, … of trends.json. Raises ArtifactError. n_known: items of the export"""
         if plan.entity == ITEM:
             return cls(plan, view_writable(open_checked_array(folder, f"records.{number}", plan.dtype, len(numbers))), numbers)
         keys = open_checked_array(folder, f"keys.{number}", "int64", None)
         records = open_checked_array(folder, f"records.{number}", plan.dtype, len(keys) + 1)
         record_of = open_checked_array(folder, f"record_of.{number}", "int32", len(numbers))
         check_range(folder / f"record_of.{number}.npy", record_of, len(keys))
-        return cls(plan, view_writable(records), numbers, view_writable(record_of), keys, column)
+        counted_of = record_of.copy()
+        counted_of[n_known:] = NO_RECORD
+        return cls(plan, view_writable(records), numbers, view_writable(record_of), keys, column, counted_of)
 
     def count(self, positions: np.ndarray, events: np.ndarray, clock_ms: int) -> None:
         """Add events, EVENT [N], of items to their records. positions: int64 [N]"""
@@ -71,8 +81,9 @@ class EntityTrends:
             self.plan.update(self.records, positions, events)
             self.write(np.unique(positions), clock_ms)
             return
-        rows = self.record_of[positions].astype(np.int64)
-        self.plan.update(self.records, np.where(rows == len(self.keys), -1, rows), events)
+        rows = self.counted_of[positions].astype(np.int64)
+        self.waiting = np.concatenate([self.waiting, events[rows == NO_RECORD]])[-MOST_STRAYS:]
+        self.plan.update(self.records, np.where(rows == len(self.keys), NO_RECORD, rows), events)
         self.n_due = len(self.numbers) - 1
 
     def read(self, positions: np.ndarray | slice, clock_ms: int) -> np.ndarray:
@@ -101,9 +112,21 @@ class EntityTrends:
     def change_category(self, position: int, category: str | None) -> None:
         """Let an item read the record of a category; of one that the export did not know, the empty one."""
         if self.record_of is not None:
-            (key,) = hash_categories(np.array([category], object))
-            row = int(np.searchsorted(self.keys, key))
-            self.record_of[position] = row if row < len(self.keys) and self.keys[row] == key else len(self.keys)
+            self.record_of[position] = self._find_record(category)
+
+    def change_counted(self, item_id: int, position: int, category: str | None, clock_ms: int) -> None:
+        """Let an item's next events count for a category; a new item's earlier ones, too, if it had none."""
+        is_first = self.counted_of[position] == NO_RECORD
+        self.counted_of[position] = self._find_record(category)
+        if is_first:
+            is_own = self.waiting["item_id"] == item_id
+            events, self.waiting = self.waiting[is_own], self.waiting[~is_own]
+            self.count(np.full(len(events), position), events, clock_ms)
+
+    def _find_record(self, category: str | None) -> int:
+        (key,) = hash_categories(np.array([category], object))
+        row = int(np.searchsorted(self.keys, key))
+        return row if row < len(self.keys) and self.keys[row] == key else len(self.keys)
 
 
 @dataclass
@@ -142,7 +165,7 @@ class ItemTrends:
         try:
             aggregations = [Aggregation(**fields) for fields in settings["aggregations"]]
             plans = list(compile_aggregations(aggregations, settings["event_names"]).values())
-            columns = [settings["category_columns"].get(plan.entity, "") for plan in plans]
+            category_columns = [settings["category_columns"].get(plan.entity, "") for plan in plans]
             names, amount = tuple(settings["event_names"]), settings["amount"]
         except (ConfigError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder / TRENDS_FILE} is not a declaration of aggregations ({error}). {REMEDY}") from error
@@ -153,9 +176,10 @@ class ItemTrends:
                 f"unknown amount {amount!r}. {REMEDY}"
             )
         entities = []
-        for number, (plan, column) in enumerate(zip(plans, columns, strict=True)):
+        for number, (plan, column) in enumerate(zip(plans, category_columns, strict=True)):
             last = first + len(plan.names)
-            entities.append(EntityTrends.load(folder, number, plan, column, view_writable(item_numbers)[:, first:last]))
+            columns = view_writable(item_numbers)[:, first:last]
+            entities.append(EntityTrends.load(folder, number, plan, column, columns, len(items.ids)))
             first = last
         counted = CountedEvents(items, as_of_s, names, amount, open_prices(folder))
         return cls(items, tuple(entities), counted, find_step_ms(aggregations))
@@ -182,13 +206,16 @@ class ItemTrends:
             self.clock_ms = clock_ms
             for entity in self.entities:
                 entity.n_due = self.items.n_items
-        for events in self.counted.read(snapshot, progress, headers, after):
+        change = self._change_counted if any(entity.column for entity in self.entities) else None
+        for events in self.counted.read(snapshot, progress, headers, after, change):
             self.add(events)
 
     def add(self, events: np.ndarray) -> None:
         """Count events, EVENT [N], and write the numbers that change. Events of unknown items wait until `upsert` adds them."""
         if self.items.n_free != self.n_free:  # new items
             events, self.strays, self.n_free = np.concatenate([self.strays, events]), self.strays[:0], self.items.n_free
+        if not len(events):
+            return
         positions = self.items.find_positions(events["item_id"].copy())
         known = positions < self.items.n_items
         self.strays = np.concatenate([self.strays, events[~known]])[-MOST_STRAYS:]
@@ -197,6 +224,13 @@ class ItemTrends:
             return
         for entity in self.entities:
             entity.count(positions, events, self.clock_ms)
+
+    def _change_counted(self, item_id: int, columns: Mapping[str, object]) -> None:
+        """Let the next events of an item count for its changed categories."""
+        position = int(self.items.find_positions(np.array([item_id]))[0])
+        for entity in self.entities:
+            if entity.column in columns and position < self.items.n_items:
+                entity.change_counted(item_id, position, get_text(columns[entity.column]), self.clock_ms)
 
     def sweep(self, most: int = SWEPT_ITEMS) -> None:
         """Write the numbers of the next items that are due, `most` at most of each entity."""

@@ -20,7 +20,8 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
 from serving.stages.live.candidates import put_newcomers
 from serving.stages.live.pair_counts import KEPT_COMPANIONS, MOST_CANDIDATES, OWN_ITEMS, PairCounts
-from serving.stages.live.pairs import VISIT_S, StoredPairs
+from serving.stages.live.pairs import StoredPairs
+from serving.stages.live.visits import VISIT_S
 from serving.stages.search.search import Blocked
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
 from training.models.live_pairs import find_pairs, put_live_pairs
@@ -88,9 +89,8 @@ def log_reader(tmp_path):
 def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:
     """Count the events after sequence `after`, or all events anew if it is None. Return the last sequence."""
     with log_reader.snapshot() as snapshot:
-        progress = snapshot.read_progress()
-        stored.pairs.add(stored.find(snapshot, progress, None if after is None else snapshot.read_headers_since(after)))
-    return progress.last_sequence
+        stored.count(stored.find(snapshot, None if after is None else snapshot.read_headers_since(after)))
+        return snapshot.read_progress().last_sequence
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 100, 600])
@@ -110,16 +110,13 @@ def test_batches_of_events_and_the_whole_store_give_the_counts_of_the_reference(
 
 @pytest.mark.parametrize("at_once", [1, 7, 100])
 def test_pairs_of_a_backlog_that_is_read_in_parts_count_once(log_reader, at_once):
-    """Every history holds the events of all parts from the first part on."""
     log = draw_log(600)
     write(log_reader.folder, log)
     stored = StoredPairs(ITEMS)
     with log_reader.snapshot() as snapshot:
         headers = snapshot.read_headers_since(0)
         for start in range(0, len(log), at_once):
-            part = headers[start : start + at_once]
-            n_unread = len(log) - start - len(part)
-            stored.pairs.add(stored.find(snapshot, snapshot.read_progress(), part, n_unread))
+            stored.count(stored.find(snapshot, headers[start : start + at_once]))
     np.testing.assert_allclose(read_strengths(stored.pairs), make_matrix(count_slowly(log)), rtol=1e-6)
 
 
@@ -134,7 +131,7 @@ def test_pairs_that_the_generation_learned_from_do_not_count_again(log_reader):
 def test_training_counts_what_a_live_store_would_have(log_reader):
     """A request counts the pairs whose newer event is after the split and before the request."""
     log = draw_log(600).assign(row=np.arange(600))
-    rows, pairs = find_pairs(ITEMS, log, log.iloc[200:], LONGEST)
+    rows, pairs = find_pairs(ITEMS, log, log.iloc[200:])
     assert (np.diff(rows) >= 0).all()
     live = PairCounts(N_ITEMS)
     live.add(pairs[rows < 500])
@@ -281,10 +278,10 @@ def test_repeating_a_pair_and_erased_events_push_nothing(log_reader):
     stored = StoredPairs(ITEMS)
     with log_reader.snapshot() as snapshot:
         headers = snapshot.read_headers_since(0).copy()
-        found = stored.find(snapshot, snapshot.read_progress(), headers)
+        stored.count(stored.find(snapshot, headers))
         headers["flags"] |= Flags.ERASED
-        assert len(stored.find(snapshot, snapshot.read_progress(), headers)) == 0
-    assert found.tolist() == [[2, 1]]
+        assert len(stored.find(snapshot, headers)) == 0
+    np.testing.assert_allclose(read_strengths(stored.pairs), make_matrix(Counter({(1, 2): 1, (2, 1): 1})))
 
 
 def test_unknown_items_and_the_padding_of_histories_form_no_pairs(log_reader):
