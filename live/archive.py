@@ -33,6 +33,7 @@ FLAGS = {
     "counted": Flags.COUNTED,
     "erased": Flags.ERASED,
     "kafka": Flags.KAFKA,
+    "returned": Flags.RETURNED,
 }
 NUMBERS = ("user_id", "item_id", "time_ms", "received_ms", "value", "weight", "label")
 BYTES = {"event_ids": "event_id", "request_ids": "request_id", "columns": "columns"}  # EventBatch's field -> segment's column
@@ -156,6 +157,8 @@ def from_table(table: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, Event
     for name in NUMBERS:
         headers[name] = table[name].to_numpy()
     for name, flag in FLAGS.items():
+        if name not in table.column_names:  # written by an earlier version
+            continue
         headers["flags"] |= np.where(table[name].to_numpy(), flag, 0).astype(np.uint16)
     texts = [table[name].to_pylist() for name in BYTES.values()]
     for name, values in zip(BYTES.values(), texts, strict=True):

@@ -165,7 +165,8 @@ class Sharer:
             features = [
                 self._users.encode(list_user_features(records[row], list(seen[row]), names)) for row in changed.tolist()
             ]
-            times_ms = records["session_ms"][changed].max(axis=1)
+            events_ms = records["session_ms"][changed], 1_000 * records["history_s"][changed].astype(np.int64)
+            times_ms = np.concatenate(events_ms, axis=1).max(axis=1)
             written = self._write(self._users, ids, entities, changed, features, times_ms, events.take(is_new), new_rows)
             events = events.take(is_new & ~written[rows])
 

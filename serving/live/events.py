@@ -47,6 +47,7 @@ class Flags(IntFlag):
     COUNTED = 8  # its kind is in the interaction log, from which generations learn
     ERASED = 16  # the user was erased since: the event counts only for its item
     KAFKA = 32  # arrived by Kafka, which every machine reads
+    RETURNED = 64  # a return: the event counts for nothing
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class EventKinds:
             always = (Flags.SEEN if kind.seen or kind.counted else 0) | (Flags.COUNTED if kind.counted else 0)
             flags = np.where(positive, Flags.POSITIVE | always, always)
             if self.value_is == "weight" and kind.counted:
-                flags[value <= 0] = 0
+                flags[value <= 0] = Flags.RETURNED
             headers["flags"][rows] |= flags.astype(np.uint16)
 
 

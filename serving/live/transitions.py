@@ -25,9 +25,14 @@ def apply_to_users(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> N
     """Apply events in order. users: records [U], changed; rows: int64 [N] record of each event; events: HEADER [N]"""
     if not len(rows):
         return
+    users["received_ms"][rows] = events["received_ms"]  # of several events, the last one's
+    is_returned = (events["flags"] & Flags.RETURNED) != 0
+    if is_returned.any():
+        rows, events = rows[~is_returned], events[~is_returned]
+        if not len(rows):
+            return
     session = {"session_ms": "time_ms", "session_values": "value", "session_kinds": "kind"}
     insert_newest(users, "session_ids", {name: events[given] for name, given in session.items()}, rows, events["item_id"])
-    users["received_ms"][rows] = events["received_ms"]  # of several events, the last one's
     positive, counted = ((events["flags"] & flag) != 0 for flag in (Flags.POSITIVE, Flags.COUNTED))
     if positive.any():
         seconds = (events["time_ms"][positive] // 1000).astype(np.uint32)

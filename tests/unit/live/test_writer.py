@@ -339,6 +339,7 @@ def test_a_return_changes_neither_history_nor_totals_nor_sales_nor_seen_items(wr
     with reader.snapshot() as snapshot:
         _, records = snapshot.read_users(np.array([1]))
         assert records["history_ids"][0, :2].tolist() == [5, PAD_ID]
+        assert records["session_ids"][0, :3].tolist() == [8, 5, PAD_ID]
         assert (records["event_count"][0], records["sum_weight"][0]) == (1, 6.0)
         assert snapshot.read_seen(np.array([1]))["item_id"].tolist() == [5, 8]  # a value says nothing about a view
         assert snapshot.read_items(np.array([5, 6, 7]))[1]["positive_count"].tolist() == [1, 0, 0]
