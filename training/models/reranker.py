@@ -1,7 +1,8 @@
 """The listwise re-ranker: one layer of self-attention over the best candidates that corrects their rank scores.
 
-It is initialised to no correction. The weight of the learned correction (`trust`, possibly 0) is selected on requests that
-neither it nor the ranker was trained on.
+It is initialised to no correction. Half of the users who validate, whom neither it nor the ranker was trained on, choose the
+epoch and the weight of the learned correction (`trust`). The other half judges the choice: it serves if it is better than no
+correction by more than chance, and their figures are reported.
 
 Letters: N requests, M places of the list, F list features, D width of the item vectors.
 """
@@ -16,8 +17,9 @@ import torch
 from torch import nn
 
 from serving.stages.best_lists import LIST_FEATURES, list_features, pick_best_columns
+from training.gain import is_gain
 from training.models.ranking_data import Requests
-from training.models.train_ranker import compute_listwise_loss, measure_ranking_quality
+from training.models.train_ranker import compute_listwise_loss, measure_gains, measure_ranking_quality
 
 MASKED = 1e4  # attention logit of padding is -MASKED, other logits are below MASKED; float16 holds twice that
 
@@ -28,7 +30,7 @@ class RerankerSettings:
 
     list_length: int = 100  # M
     width: int = 16  # 32 with two heads take 1.7 times the time: docs/architecture.md
-    epochs: int = 8  # the best one on validation requests is kept
+    epochs: int = 8  # of which the best one is kept
     requests_per_batch: int = 64
     learning_rate: float = 1e-3
     decay: float = 1e-2
@@ -44,12 +46,13 @@ class Lists:
     features: np.ndarray  # float32 [N, M, F]
     valid: np.ndarray  # bool
     taken: np.ndarray  # bool
+    user_ids: np.ndarray  # int64 [N]
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def take(self, rows: np.ndarray) -> Lists:
-        return Lists(*(values[rows] for values in (self.positions, self.rank_scores, self.features, self.valid, self.taken)))
+        return Lists(*(values[rows] for values in vars(self).values()))
 
     @classmethod
     def of(cls, requests: Requests, rank_scores: np.ndarray, length: int) -> Lists:
@@ -61,7 +64,7 @@ class Lists:
         )
         valid = np.isfinite(scores)
         scores = np.where(valid, scores, 0.0).astype(np.float32)
-        return cls(positions.astype(np.int64), scores, list_features(scores, retrieval, valid), valid, taken)
+        return cls(positions.astype(np.int64), scores, list_features(scores, retrieval, valid), valid, taken, requests.user_ids)
 
 
 class ListNetwork(nn.Module):
@@ -95,7 +98,10 @@ class ListNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Reranker:
-    """A trained ListNetwork. The served score is rank score + trust * correction."""
+    """A trained ListNetwork. The served score is rank score + trust * correction.
+
+    quality: NDCG@10 + Recall@20 "with" it and "without" it, of users who had no part in choosing it
+    """
 
     network: ListNetwork
     list_length: int
@@ -111,7 +117,7 @@ def train_reranker(
     seed: int = 0,
     report: Callable[[str], None] = print,
 ) -> Reranker:
-    """Train on `teaching`; `validation` are lists of requests that the ranker was not trained on.
+    """Train on `teaching`; `validation` are lists of users whom the ranker was not trained on.
 
     item_vectors: float32 [n_items + 1, D], the last row padding
     """
@@ -120,6 +126,8 @@ def train_reranker(
     network = ListNetwork(item_vectors.shape[1], settings.width)
     vectors = torch.from_numpy(item_vectors)
     teaching = teaching.take(np.flatnonzero(teaching.taken.any(axis=1)))
+    is_judge = np.unique(validation.user_ids, return_inverse=True)[1] % 2 == 1
+    choosing, judging = (validation.take(np.flatnonzero(rows)) for rows in (~is_judge, is_judge))
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.decay)
     n_batches = max(len(teaching) // settings.requests_per_batch, 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -137,16 +145,15 @@ def train_reranker(
             optimizer.step()
             schedule.step()
         network.eval()
-        quality, trust = find_best_trust(network, validation, vectors, settings.trusts)
+        quality, trust = find_best_trust(network, choosing, vectors, settings.trusts)
         report(f"re-ranker: epoch {epoch} of {settings.epochs}, validation NDCG@10 + Recall@20 {quality:.4f} at trust {trust}")
         if quality > best[0]:
             best = (quality, trust, {name: value.clone() for name, value in network.state_dict().items()})
     network.load_state_dict(best[2])
     network.eval()
-    before = measure_quality(validation, validation.rank_scores)
-    after = max(best[0], before)
-    report(f"re-ranker: {after:.4f} at trust {best[1]}, {before:.4f} without it")
-    return Reranker(network, settings.list_length, best[1], {"with": after, "without": before})
+    trust, quality_of = judge_trust(network, judging, vectors, best[1])
+    report(f"re-ranker: of other users, {quality_of['with']:.4f} at trust {trust}, {quality_of['without']:.4f} without it")
+    return Reranker(network, settings.list_length, trust, quality_of)
 
 
 def compute_corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> torch.Tensor:
@@ -164,6 +171,25 @@ def find_best_trust(
     qualities = [(measure_quality(validation, validation.rank_scores + trust * correction), -trust) for trust in trusts]
     quality, trust = max(qualities)
     return quality, -trust
+
+
+@torch.no_grad()
+def judge_trust(network: ListNetwork, judging: Lists, vectors: torch.Tensor, trust: float) -> tuple[float, dict[str, float]]:
+    """Return the trust if it is a gain beyond chance, else 0, and the quality that serves so and the one without it."""
+    asked = judging.take(np.flatnonzero(judging.taken.any(axis=1)))
+    if not len(asked):
+        return 0.0, {"with": 0.0, "without": 0.0}
+    correction = compute_corrections(network, asked, vectors).numpy()
+    before, after = (measure_each(asked, asked.rank_scores + weight * correction) for weight in (0.0, trust))
+    if not is_gain([after], [before], [asked.user_ids], 1.0):
+        trust, after = 0.0, before
+    return trust, {"with": float(after.mean()), "without": float(before.mean())}
+
+
+def measure_each(lists: Lists, scores: np.ndarray) -> np.ndarray:
+    """Return NDCG@10 + Recall@20 of each list, ordered by scores, float64 [N]. Each must have a taken item."""
+    ndcg, recall = measure_gains(np.where(lists.valid, scores, -np.inf), lists.taken).values()
+    return ndcg + recall
 
 
 def measure_quality(lists: Lists, scores: np.ndarray) -> float:

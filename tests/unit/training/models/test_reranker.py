@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from serving.contract.errors import ExportError
-from serving.stages.best_lists import LIST_FEATURES
+from serving.stages.best_lists import LIST_FEATURES, list_features
 from training.models import reranker_graph
 from training.models.parity import run_network
-from training.models.reranker import ListNetwork
+from training.models.reranker import ListNetwork, Lists, Reranker, RerankerSettings, measure_quality, train_reranker
 from training.models.reranker_graph import export_reranker
 
 VECTOR_WIDTH = 6
@@ -66,3 +66,40 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(reranker_graph, "MASKED", 1e-3)
     with pytest.raises(ExportError, match=r"rerank\.onnx differs from the trained network by .*expected at most 1e-04"):
         export_reranker(network, inputs, tmp_path / "rerank.onnx")
+
+
+def draw_lists(requests: int, n_items: int, sees: float, seed: int) -> Lists:
+    """Lists of one request per user. sees: how much what was taken depends on the item, which rank scores do not tell"""
+    rng, places = np.random.default_rng(seed), 12
+    positions = np.array([rng.permutation(n_items)[:places] for _ in range(requests)])
+    scores = -np.sort(-rng.standard_normal((requests, places)), axis=1).astype(np.float32)
+    valid = np.ones((requests, places), bool)
+    wish = scores + sees * (positions % 3 == 0) + rng.gumbel(size=scores.shape)
+    taken = wish == wish.max(axis=1, keepdims=True)
+    return Lists(positions, scores, list_features(scores, scores, valid), valid, taken, seed * 10_000 + np.arange(requests))
+
+
+def train(sees: float, seed: int) -> Reranker:
+    n_items = 60
+    vectors = np.eye(3, dtype=np.float32)[np.arange(n_items + 1) % 3]
+    teaching, validation = draw_lists(600, n_items, sees, seed), draw_lists(300, n_items, sees, seed + 1)
+    return train_reranker(teaching, validation, vectors, RerankerSettings(epochs=4), seed, lambda _: None)
+
+
+def test_a_correction_that_knows_more_than_the_ranker_counts():
+    reranker = train(3.0, seed=1)
+    assert reranker.trust > 0
+    assert reranker.quality["with"] > 1.03 * reranker.quality["without"]
+
+
+def test_a_correction_that_is_better_by_chance_alone_counts_for_nothing():
+    for seed in range(10, 22, 2):
+        reranker = train(0.0, seed)
+        assert reranker.trust == 0
+        assert reranker.quality["with"] == reranker.quality["without"] > 0
+
+
+def test_the_reported_quality_is_of_users_who_did_not_choose():
+    reranker, validation = train(3.0, seed=1), draw_lists(300, 60, 3.0, 2)
+    judges = validation.take(np.flatnonzero(np.arange(300) % 2 == 1))
+    assert reranker.quality["without"] == pytest.approx(measure_quality(judges, judges.rank_scores))
