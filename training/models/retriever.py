@@ -272,12 +272,14 @@ def prepare_data(
     filter_seen: bool = True,
     for_sequences: bool = True,
     items: ItemArrays | None = None,
+    seed: int = 0,
 ) -> RetrieverData:
     """Prepare the data. rows: int64 [N] ascending, positives to learn from. train: the log that the features were built from.
 
     filter_seen: do not learn targets that the user already had, because they are not served again
     for_sequences: also list the positives that the sequence model learns from
     items: the encoded catalogue; None: as it is served
+    seed: draws MOST_EXAMPLES of more rows
     """
     taken = _list_taken(features, train, rows if for_sequences else rows[:0], filter_seen)
     shares = np.zeros(len(features.items.ids), np.float32)
@@ -290,7 +292,7 @@ def prepare_data(
     user_ids = np.unique(events["user_id"].to_numpy())
     positives = make_matrix(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
-        rows = np.sort(np.random.default_rng(0).choice(rows, MOST_EXAMPLES, replace=False))
+        rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
     examples, moments = train.iloc[rows], features.log.before_rows(train, rows)
     times_s = examples["timestamp"].to_numpy()  # whoever asks a server asks now, however long ago the last event was
     return RetrieverData(

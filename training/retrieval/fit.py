@@ -93,7 +93,8 @@ def _fit(
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
     sequences = settings.sequence is not None
     items = features.encode_items_before(dataset.items, events)
-    data = prepare_data(features, dataset.interactions, rows, settings.filter_seen, for_sequences=sequences, items=items)
+    log = dataset.interactions
+    data = prepare_data(features, log, rows, settings.filter_seen, for_sequences=sequences, items=items, seed=settings.seed)
     models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
     start = None
     if settings.sequence and settings.start_from and learned:

@@ -122,6 +122,8 @@ def test_towers_learn_from_a_part_of_a_long_log(fitted, monkeypatch):
     data = prepare_data(fitted.features, fitted.train, rows)
     assert len(data.targets) == len(data.examples.user_continuous) == 100
     assert data.positives.nnz == fitted.data.positives.nnz
+    again, other = (prepare_data(fitted.features, fitted.train, rows, seed=seed) for seed in (0, 1))
+    assert again.targets.tolist() == data.targets.tolist() != other.targets.tolist()
 
 
 def test_low_rank_sides_multiply_to_the_neighbours():
