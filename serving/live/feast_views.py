@@ -8,6 +8,7 @@ Lists hold no padding, and events of a session are named, because codes of event
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ import numpy as np
 
 from serving.contract.tensors import PAD_ID
 from serving.live.feast_layout import FeatureValue, decode_value, encode_value, make_feature_field, make_time_field
+from serving.live.layout import LATEST_SECOND
 
 UNKNOWN_KIND = 255  # of an event whose name this machine has not seen
 HISTORY_FEATURES = {"history_ids": "int64_list", "history_s": "int64_list"}
@@ -78,8 +80,21 @@ def list_user_features(record: np.ndarray, seen_ids: Sequence[int], names: Seque
 
 
 def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Sequence[str]) -> None:
-    """Write features into a record without events. Missing features leave it unchanged."""
-    for name in (*HISTORY_FEATURES, *SESSION_FEATURES):
+    """Write features into a record without events. Missing features leave it unchanged.
+
+    Events of a history are left out, with a warning, if their times are no unix seconds of 32 bits: they would wrap around.
+    """
+    history = list(zip(*(get_list(values, name) for name in HISTORY_FEATURES), strict=False))
+    kept = [(item, second) for item, second in history if 0 <= second <= LATEST_SECOND]
+    if len(kept) < len(history):
+        warnings.warn(
+            f"Redis holds users with values of history_s that are no unix seconds; expected 0 to {LATEST_SECOND}. These events "
+            "are left out. Let the shop's Feast write seconds, not milliseconds.",
+            stacklevel=2,
+        )
+    for place, event in enumerate(kept[: len(record["history_ids"])]):
+        record["history_ids"][place], record["history_s"][place] = event
+    for name in SESSION_FEATURES:
         given = get_list(values, name)[: len(record[name])]
         record[name][: len(given)] = given
     for name in TOTALS:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.feast_layout import PROJECT_NAME, SAMPLES, VECTORS
+from serving.contract.tensors import PAD_ID
 from serving.live.feast_layout import LISTS, SCALARS, decode_value, encode_time, encode_value, make_entity_key
 from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, list_item_features, list_user_features
-from serving.live.layout import Layout
+from serving.live.layout import LATEST_SECOND, Layout
 from serving.live.transitions import apply_to_items, apply_to_users
 from tests.unit.live.batches import KINDS, events
 
@@ -63,3 +64,12 @@ def test_an_event_that_this_machine_has_no_name_for_is_unknown_to_it():
     record["session_ids"][0], record["session_kinds"][0] = 5, 1
     fill_user(again, list_user_features(record, [], ["view", "hide"]), ["view"])
     assert (again["session_ids"][0], again["session_kinds"][0]) == (5, 255)
+
+
+def test_times_of_a_foreign_history_that_are_no_unix_seconds_are_left_out():
+    record = Layout().make_empty_users(1)[0]
+    seconds = [LATEST_SECOND + 1, 1_700_000_000, -1, LATEST_SECOND, 1_700_000_000_000]
+    with pytest.warns(UserWarning, match=r"history_s that are no unix seconds; expected 0 to 4294967295.*not milliseconds"):
+        fill_user(record, {"history_ids": [1, 2, 3, 4, 5], "history_s": seconds}, [])
+    assert record["history_ids"][:3].tolist() == [2, 4, PAD_ID]
+    assert record["history_s"][:3].tolist() == [1_700_000_000, LATEST_SECOND, 0]
