@@ -17,6 +17,7 @@ from serving.stages.search.search import Blocked, Search
 RECENT = 1  # index in HORIZONS_DAYS: the popularity that ranks items for users without a history
 LEAST_COUNT = 1e-3  # least value of a generation's decayed counts, by which live counts are divided
 MOST_NEWCOMERS = 16  # new items that are added to the searched candidates of a list
+MOST_LIFTED = 2_048  # items sold since the export that are scored for a user without a history: half a millisecond
 LATEST_NEWCOMERS = 8  # of these, the latest ones, whatever their scores, so that what just arrived gets its chance
 
 
@@ -27,7 +28,9 @@ class SearchedItems:
     history: float32 [n_items + 1, G + D - 1]
     popularity: float32 [n_items + 1] the generation's decayed counts over RECENT, None where live sales do not count
     tower: computes the vectors of new items; without it they get the mean vector of the items most like them
-    lifts: float32 [n_items + 1], what live sales add to an item's score; lifted: int64 [L] positions where that is not 0
+    lifts: float32 [n_items + 1], what live sales add to an item's score
+    lifted: int64 [L], the positions where that is not 0, ascending; of more than MOST_LIFTED, those with the largest trends
+    trends: float32 [n_items + 1], the popularity that is part of every score, plus the lift; their_least: the least of `lifted`
     newcomers: int64 [N] positions of new items
     """
 
@@ -37,10 +40,12 @@ class SearchedItems:
     tower: ContentTower | None = None
     lifts: np.ndarray = field(init=False)
     lifted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), init=False)
+    trends: np.ndarray = field(init=False)
+    their_least: float = field(default=-np.inf, init=False)
     newcomers: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        self.lifts = np.zeros(self.search.n_items + 1, np.float32)
+        self.lifts, self.trends = np.zeros((2, self.search.n_items + 1), np.float32)
 
     def add_item(self, position: int) -> None:
         """Serve a new item."""
@@ -59,6 +64,7 @@ class SearchedItems:
             view_writable(array)[position] = array[templates[0]]
         own = view_writable(neighbours.positions)[position]
         own[own == templates[0]] = position
+        self._follow_vectors(position)
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Compute the vectors of a new item from its columns, and follow the availability of any item."""
@@ -66,6 +72,7 @@ class SearchedItems:
             vectors, width = self.tower.compute_vectors(columns), self.search.item_vectors.shape[1]
             view_writable(self.search.item_vectors)[position] = vectors[:width]
             view_writable(self.history)[position] = vectors[width:]
+            self._follow_vectors(position)
         if "available" in columns:
             self.search.set_servable(position, columns["available"] is not False)
 
@@ -75,7 +82,29 @@ class SearchedItems:
         rows = np.flatnonzero(sales.counts) if positions is None else positions
         faded = (self.popularity[rows] + 1.0) * sales.fading[RECENT]
         self.lifts[rows] = np.log1p(sales.compute_live_counts(rows)[:, RECENT] / np.maximum(faded, LEAST_COUNT))
+        self._choose_lifted(rows)
+
+    def _follow_vectors(self, position: int) -> None:
+        """Apply the changed vectors of a new item to its trend."""
+        if self.lifts[position]:
+            self._choose_lifted(np.array([position]))
+
+    def _choose_lifted(self, changed: np.ndarray) -> None:
+        """Choose the lifted items that are scored. changed: int64 [N] positions of items with another lift"""
+        trends = self.search.item_vectors[changed, -1] + self.lifts[changed]
+        is_scored = np.isin(changed, self.lifted)
+        stay = np.where(is_scored, trends >= self.trends[changed], trends < self.their_least).all()
+        self.trends[changed] = trends
+        if len(self.lifted) == MOST_LIFTED and stay:
+            return
         self.lifted = np.flatnonzero(self.lifts)
+        if len(self.lifted) <= MOST_LIFTED:
+            self.their_least = -np.inf
+            return
+        trends = self.trends[self.lifted]
+        self.their_least = np.partition(trends, -MOST_LIFTED)[-MOST_LIFTED]
+        above, equal = (np.flatnonzero(rows) for rows in (trends > self.their_least, trends == self.their_least))
+        self.lifted = np.sort(self.lifted[np.concatenate([above, equal[: MOST_LIFTED - len(above)]])])
 
     def compile_loops(self) -> SearchedItems:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
@@ -170,7 +199,8 @@ def lift_popular(
 ):  # fmt: skip
     """Add the lifts to the scores of requests whose history, int64 [B, H], is empty, and sort their candidates again.
 
-    Candidates are then the best of the searched items and the lifted items. No other item's score has changed.
+    Candidates are then the best of the searched items and the lifted items. Other items have the same scores as before, or, if
+    more than MOST_LIFTED were sold since the export, smaller trends than these.
     positions: int64 [B, C], scores: float32 [B, C]; both are written
     """
     n_items, width = len(vectors), positions.shape[1]
@@ -195,7 +225,7 @@ def lift_popular(
             count += 1
         n_listed = min(width, count)
         best = np.arange(count)
-        if count > n_listed > 0:  # sort no more than what may be listed: all items that were sold since the export may be here
+        if count > n_listed > 0:  # sort no more than what may be listed
             best = np.flatnonzero(values[:count] <= np.partition(values[:count], n_listed - 1)[n_listed - 1])
         order = best[np.argsort(values[best], kind="mergesort")]
         for place in range(n_listed):
