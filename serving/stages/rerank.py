@@ -180,7 +180,6 @@ class Rerank:
         rules = self.applied.read_if_new() if self.applied else None
         if rules:
             live_items.arrays.use_rules(rules)
-            live_items.changed_sequence = 0
 
 
 def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:

@@ -12,11 +12,12 @@ from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content, get_text
-from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, NEVER, NO_CAP, OVER_CAP, PROVIDER
+from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, ITEM_RULES, NEVER, NO_CAP, OVER_CAP, PROVIDER
 from serving.stages.rules.passes import draw_uniform
 from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.rules.rules import Rules
 
+NO_PRICE, LARGEST_PRICE = -np.inf, float(np.finfo(np.float64).max)
 EXPLORE_DRAW = 0  # argument in place of an item position, for the draw that decides whether a list explores
 
 
@@ -26,6 +27,8 @@ class ListedItems:
 
     item_vectors: float32 [n_items + 1, D]
     group_codes: those of the exported categories and of the exported providers, by name, the same in all versions of the rules
+    groups: int32 [n_items + 1, roles], codes that `upsert` set, where is_regrouped, bool of that shape; other rules keep them
+    prices: float64 [n_items + 1] that it set, NaN where it set none
     """
 
     content: Content
@@ -33,50 +36,85 @@ class ListedItems:
     rules: Rules
     items: ItemIndex
     group_codes: tuple[Mapping[str | None, int], ...] = field(init=False)
+    groups: np.ndarray = field(init=False)
+    is_regrouped: np.ndarray = field(init=False)
+    prices: np.ndarray = field(init=False)
+    _caps: list[np.ndarray] = field(init=False)  # int16 by code of each role, the last one for names that the export lacks
+    _in_floor: np.ndarray = field(init=False)  # bool, likewise for providers
 
     def __post_init__(self) -> None:
         groups = self.rules.items["group"]
         self.group_codes = tuple(self.content.map_groups(role, groups[:, role]) for role in range(len(GROUPS)))
+        self.groups, self.is_regrouped = np.zeros(groups.shape, np.int32), np.zeros(groups.shape, bool)
+        self.prices = np.full(len(groups), np.nan)
+        self._list_limits()
 
     def add_item(self, position: int) -> None:
         """Write the rules' record of a new item."""
-        self._begin_record(position)
+        self._begin_records(np.array([position]))
 
     def resemble(self, position: int, templates: np.ndarray) -> None:
         """Write the vector of a new item. templates: int64 [T] positions of the items most like it"""
         view_writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
 
     def use_rules(self, rules: Rules) -> None:
-        """Use other rules. The caller must apply all changes by `upsert` again."""
+        """Use other rules, also for what `upsert` has changed."""
         self.rules.replace_by(rules)
-        for position in self.items.find_positions(self.items.newcomers[self.items.newcomers != PAD_ID]):
-            self._begin_record(position)
-
-    def _begin_record(self, position: int) -> None:
-        """Write the rules' record of a new item whose columns are not known yet."""
-        item_id, config = int(self.items.padded_ids[position]), self.rules.config
-        record = view_writable(self.rules.items)[position : position + 1]
-        record["group"], record["cap"], record["draw_rate"] = -1 - position, NO_CAP, 1.0
-        is_blocked, slot = item_id in config.blocked_ids, config.slots.get(item_id, BLOCKED)
-        record["zone"] = BLOCKED if is_blocked else slot - BLOCKED
-        record["blocked"], record["behind"], record["in_floor_group"] = is_blocked, NEVER if is_blocked else OVER_CAP, False
+        self._list_limits()
+        self._begin_records(self.items.find_positions(self.items.newcomers[self.items.newcomers != PAD_ID]))
+        self._write_changes(np.flatnonzero(self.is_regrouped.any(axis=1) | ~np.isnan(self.prices)))
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Write what changed columns of an item mean for the rules: its category, provider and price."""
-        config = self.rules.config
-        record = view_writable(self.rules.items)[position : position + 1]
+        record, cap = view_writable(self.rules.items)[position : position + 1], self.rules.config.price_cap
         for role, key in enumerate(GROUPS):
             if key not in columns:
                 continue
-            name = get_text(columns[key])
-            is_known = name in self.group_codes[role]
-            record["group"][:, role] = self.group_codes[role].get(name, -1 - position)
-            record["cap"][:, role] = config.find_cap(role, name) if is_known else NO_CAP
+            code = self.group_codes[role].get(get_text(columns[key]), -1 - position)
+            self.groups[position, role], self.is_regrouped[position, role] = code, True
+            record["group"][:, role], record["cap"][:, role] = code, self._caps[role][max(code, -1)]
             if role == PROVIDER and not record["blocked"][0]:
-                record["in_floor_group"] = config.provider_floor is not None and name in config.provider_floor.providers
-        cap, price = config.price_cap, columns.get("price")
-        if cap is not None and "price" in columns and not record["blocked"][0]:
-            record["behind"] = ABOVE_PRICE_CAP if isinstance(price, int | float) and price > cap else OVER_CAP
+                record["in_floor_group"] = self._in_floor[max(code, -1)]
+        if "price" in columns:
+            price = columns["price"]
+            self.prices[position] = min(price, LARGEST_PRICE) if isinstance(price, int | float) else NO_PRICE
+            if cap is not None and not record["blocked"][0]:
+                record["behind"] = ABOVE_PRICE_CAP if self.prices[position] > cap else OVER_CAP
+
+    def _list_limits(self) -> None:
+        """List what the rules in use say of each category and provider."""
+        config, floor = self.rules.config, self.rules.config.provider_floor
+        self._caps, self._in_floor = [], np.zeros(max(self.group_codes[PROVIDER].values(), default=-1) + 2, bool)
+        for role, codes in enumerate(self.group_codes):
+            self._caps.append(np.full(max(codes.values(), default=-1) + 2, NO_CAP, np.int16))
+            for name, code in codes.items():
+                self._caps[role][code] = config.find_cap(role, name)
+        for name in floor.providers if floor else ():
+            self._in_floor[self.group_codes[PROVIDER].get(name, -1)] = name in self.group_codes[PROVIDER]
+
+    def _begin_records(self, positions: np.ndarray) -> None:
+        """Write the rules' records of new items, int64 [N], whose columns are not known yet."""
+        config, item_ids = self.rules.config, self.items.padded_ids[positions].tolist()
+        records, blank = view_writable(self.rules.items), np.zeros(len(positions), ITEM_RULES)
+        is_blocked = np.array([item_id in config.blocked_ids for item_id in item_ids], bool)
+        slots = np.array([config.slots.get(item_id, BLOCKED) for item_id in item_ids], np.int32)
+        blank["group"], blank["cap"], blank["draw_rate"] = (-1 - positions)[:, None], NO_CAP, 1.0
+        blank["zone"], blank["blocked"] = np.where(is_blocked, BLOCKED, slots - BLOCKED), is_blocked
+        blank["behind"] = np.where(is_blocked, NEVER, OVER_CAP)
+        records[positions] = blank
+
+    def _write_changes(self, positions: np.ndarray) -> None:
+        """Write to the records of items, int64 [N], what `change_item` has learned of them: all at once, in milliseconds."""
+        records, cap = view_writable(self.rules.items), self.rules.config.price_cap
+        for role in range(len(GROUPS)):
+            changed = positions[self.is_regrouped[positions, role]]
+            codes = self.groups[changed, role]
+            records["group"][changed, role], records["cap"][changed, role] = codes, self._caps[role][np.maximum(codes, -1)]
+            if role == PROVIDER:
+                records["in_floor_group"][changed] = self._in_floor[np.maximum(codes, -1)] & ~records["blocked"][changed]
+        if cap is not None:
+            priced = positions[~np.isnan(self.prices[positions]) & ~records["blocked"][positions]]
+            records["behind"][priced] = np.where(self.prices[priced] > cap, ABOVE_PRICE_CAP, OVER_CAP)
 
 
 @compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from repository.rules import compile_rules
+from repository.rules import compile_rules, insert_rows
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import HORIZONS_DAYS, Clock, ItemStatistics
 from serving.stages.features.user_state import NO_CATEGORY
@@ -13,7 +13,7 @@ from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
 from serving.stages.live.listed_items import ListedItems
 from serving.stages.live.ranked_items import RankedItems
-from serving.stages.rules.config import CATEGORY, NO_CAP, PROVIDER, ProviderFloor, RulesConfig
+from serving.stages.rules.config import CATEGORY, ITEM_RULES, ITEMS_FILE, NO_CAP, PROVIDER, Pin, ProviderFloor, RulesConfig
 from serving.stages.rules.rules import Rules
 
 CATEGORIES, PROVIDERS = ["bag", "bag", "lamp", "lamp"], ["Ann", "Bob", "Bob", "Bob"]
@@ -87,3 +87,46 @@ def test_an_item_of_a_provider_with_a_floor_counts_for_it_even_if_an_exported_on
     assert arrays.rules.items["in_floor_group"][:4].tolist() == [False, False, False, True]
     arrays.change_item(3, {"provider": "Bob"})
     assert not arrays.rules.items["in_floor_group"].any()
+
+
+def test_new_rules_hold_for_what_upsert_changed_as_if_it_came_after_them(tmp_path):
+    rng = np.random.default_rng(0)
+    ids, items = np.arange(10, 50), ItemIndex(np.append(np.arange(10, 50), [-1] * 4))
+    names = {
+        key: [None if code == 3 else f"{key} {code}" for code in rng.integers(0, 4, 40)] for key in ("category", "provider")
+    }
+
+    def compile_for(folder, config: RulesConfig) -> Rules:
+        compile_rules(
+            folder, config, item_ids=ids, **names, price=np.linspace(0, 9, 40), popularity=np.ones(40), items_returned=20
+        )
+        insert_rows(folder / ITEMS_FILE, 4)
+        return Rules.load(folder)
+
+    content = Content.of([{"category": c, "provider": p} for c, p in zip(names["category"], names["provider"], strict=True)])
+    floor = ProviderFloor(("provider 1", "provider 2"), 0.5)
+    first = RulesConfig(price_cap=3.0, max_per_category=2)
+    second = RulesConfig(
+        price_cap=6.0, category_caps={"category 1": 1}, provider_floor=floor, blocked_items=(12, 60, 61), pinned=(Pin(62, 3),)
+    )
+    changes = []
+    for _ in range(200):
+        columns: dict[str, object] = {key: f"{key} {rng.integers(0, 6)}" for key in ("category", "provider")}
+        columns |= {"price": 9 * rng.random()}
+        columns |= {str(rng.choice(list(columns))): None}
+        changes.append((int(rng.integers(0, 44)), {name: columns[name] for name in columns if rng.random() < 0.5}))
+    found, expected = (
+        ListedItems(content, np.zeros((45, 2), np.float32), compile_for(tmp_path / name, config), items)
+        for name, config in (("first", first), ("second", second))
+    )
+    for item_id in (60, 61, 62):
+        position = items.add(item_id)
+        found.add_item(position)
+        expected.add_item(position)
+    for position, columns in changes:
+        found.change_item(position, columns)
+        expected.change_item(position, columns)
+    found.use_rules(compile_for(tmp_path / "again", second))
+    for name in ITEM_RULES.names:
+        np.testing.assert_array_equal(found.rules.items[name], expected.rules.items[name])
+    assert len(np.unique(found.rules.items["behind"])) > 2
