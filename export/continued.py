@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from export.live import find_catalogue_times
 from live.archive import read_log
 from serving.contract.ids import NAME, is_text_of, stable_id
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
@@ -30,6 +31,8 @@ from training.dataset import Dataset
 from training.dataset.ids import find_ids
 
 KEY = ["user_id", "item_id", "timestamp"]
+FORGET = ", or forget those of upsert: python -m live forget"
+FORGET_OR_DATE = f"{FORGET}. With [items] updated_at, the later of both is used"
 
 
 def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) -> Dataset:
@@ -46,7 +49,9 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
     ignored_ids = find_ignored_ids(dataset)
-    changes = [change for change in read_changes(folder) if change.type != ITEM_CHANGED or change.id not in ignored_ids]
+    times = find_catalogue_times(dataset)
+    changes = times.drop_older(read_changes(folder)) if times else read_changes(folder)
+    changes = [change for change in changes if change.type != ITEM_CHANGED or change.id not in ignored_ids]
     item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
     batches, note = drop_ignored(batches, ignored_ids)
@@ -67,7 +72,8 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
     items, users = apply_changes(items, "item_id", item_changes), apply_changes(users, "user_id", user_changes)
     set_ms = {(change.type == ITEM_CHANGED, change.id): change.set_ms for change in changes}
-    notes += note_overridden("items", dataset.items, items, "item_id", {i: set_ms[True, i] for i in item_changes})
+    remedy = FORGET_OR_DATE if times is None else FORGET
+    notes += note_overridden("items", dataset.items, items, "item_id", {i: set_ms[True, i] for i in item_changes}, remedy)
     notes += note_overridden("users", dataset.users, users, "user_id", {i: set_ms[False, i] for i in user_changes})
     report = replace(dataset.report, notes=[*notes, f"{len(new):,} live events continue the log"])
     return replace(
@@ -218,11 +224,12 @@ def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[s
 
 
 def note_overridden(
-    name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, set_ms: Mapping[int, Mapping[str, int]]
+    name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, set_ms: Mapping[int, Mapping[str, int]], remedy: str = ""
 ) -> list[str]:
     """Return a note that counts the rows of a data set's table in which `upsert` set other values; [] without any.
 
     changed: the table with what `upsert` set; set_ms: when it set each column of a row, unix milliseconds, by the row's id
+    remedy: what else than `upsert` brings the data set's values back
     """
     known = np.intersect1d(table[key], np.fromiter(set_ms, np.int64))
     before, after = (rows.set_index(key).loc[known].astype(str) for rows in (table, changed))
@@ -234,10 +241,9 @@ def note_overridden(
         set_ms[row].get(column, 0) for row in known.tolist() for column in differs.columns[differs.loc[row].to_numpy()]
     )
     oldest = time.strftime("on %Y-%m-%d", time.gmtime(oldest_ms / 1_000)) if oldest_ms else "before times were kept"
-    forget = ", or forget those of upsert: python -m live forget" if name == "items" else ""
     return [
         f"{name} with values from upsert that differ from the data set's: {count:,}, the oldest set {oldest}. Those of upsert "
-        f"are used. To use the data set's, send them by upsert too{forget}"
+        f"are used. To use the data set's, send them by upsert too{remedy}"
     ]
 
 

@@ -47,11 +47,13 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import try_lock
 from serving.contract.rounds import ROUND_LOCK_FILE, make_scratch_prefix, remove_scratch
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
+from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Change
 from serving.live.store import find_live_folder
 from serving.stages.features.user_store import UserStore
+from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
@@ -221,17 +223,27 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
 def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
     """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state
 
-    Both know what `upsert` has set until now, as the running server does. The candidate's catalogue has it anyway.
+    Both know what `upsert` has set until now, as the running server does, where their catalogues are not newer.
     """
     item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
-    changes = put_on_sale(read_changes(split.live), split.whole.items, item_ids)
+    changes = read_changes(split.live)
+    of_candidate, of_serving = (
+        put_on_sale(drop_replaced(changes, repository), split.whole.items, item_ids) for repository in (candidate, repo)
+    )
     return judge(
-        answer_live(candidate, split.whole, split.questions, split.first, store, changes),
-        answer_live(repo, split.whole, split.questions, split.serving_first, store, changes),
+        answer_live(candidate, split.whole, split.questions, split.first, store, of_candidate),
+        answer_live(repo, split.whole, split.questions, split.serving_first, store, of_serving),
         item_ids,
         user_ids,
         np.random.default_rng(seed),
     )
+
+
+def drop_replaced(changes: Sequence[Change], repository: Path) -> Sequence[Change]:
+    """Return changes without those that the catalogue of the pinned generation replaces."""
+    folder = find_stage_folder(repository, STAGES[0], read_pinned_generation(repository))
+    times = CatalogueTimes.load(folder / CONTENT_FOLDER)
+    return times.drop_older(changes) if times else changes
 
 
 def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.ndarray) -> list[Upserted]:

@@ -11,6 +11,7 @@ from repository.publish import Staging
 from serving.contract.artifacts import StageInfo
 from serving.contract.ids import NAME
 from serving.contract.tensors import LIVE_MODELS
+from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import EventKind, EventKinds
 from serving.stages.live.models import LiveSettings
 from training.dataset import Dataset
@@ -68,6 +69,18 @@ def find_column_roles(description: Description) -> dict[str, str]:
         for role, name in names.items()
         if name and name != role and features.get(name, None if name in {*ROLES, NAME} else ROLES[role]) == ROLES[role]
     }
+
+
+def find_catalogue_times(dataset: Dataset) -> CatalogueTimes | None:
+    """Return when the rows of the item file were last changed, and what they hold; None where the file does not say."""
+    items, updates_s = dataset.description.items, dataset.item_updates_s
+    if items is None or updates_s is None:
+        return None
+    stated = {role for role in ROLES if getattr(items, role)}
+    if items.price_column:
+        stated.add("price")
+    columns = {*stated, *find_column_roles(dataset.description).values(), *list_item_features(items)}
+    return CatalogueTimes(updates_s.index.to_numpy(np.int64), updates_s.to_numpy(np.int64), frozenset(columns))
 
 
 def list_item_features(items: Items) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from export.live import find_catalogue_times
 from repository.rules import insert_rows
 from serving.contract.tensors import PAD_ID
 from serving.stages.live.content import Content
@@ -45,10 +46,11 @@ def reserve_rows(folders: dict[str, Path], count: int) -> None:
 
 
 def make_content(dataset: Dataset) -> Content:
-    """Return the catalogue's texts, by which a new item is compared with known ones."""
+    """Return the catalogue's texts, by which a new item is compared with known ones, and the times of its rows."""
     described = dataset.description.items
     names = ["title", "category", "provider", *(described.categorical if described else ())]
     names += described.multi_categorical if described else ()
     columns = dataset.items[list(dict.fromkeys(names))]
     rows = columns.to_dict("records")
-    return Content.of([{name: value for name, value in row.items() if isinstance(value, str | list)} for row in rows])
+    texts = [{name: value for name, value in row.items() if isinstance(value, str | list)} for row in rows]
+    return Content.of(texts, find_catalogue_times(dataset))

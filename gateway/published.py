@@ -22,8 +22,10 @@ from serving.contract.artifacts import MANIFEST_FILE, StageInfo, find_stage_fold
 from serving.contract.errors import ArtifactError
 from serving.contract.ids import NAME, is_text_of
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
+from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
+from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from serving.stages.rules.rules import Rules
 from triton_recommender import Catalogue
 
@@ -48,7 +50,7 @@ class Published:
     """One generation.
 
     popular: item ids, best first; popular_by_context: column -> value -> item ids; user_ids: int64 [U] ascending
-    takes_names: whether `upsert` takes the text of an item's id
+    takes_names: whether `upsert` takes the text of an item's id; times: when the catalogue's rows were last changed
     """
 
     info: StageInfo
@@ -62,6 +64,7 @@ class Published:
     near: NearItems
     manifest: Mapping[str, Any]
     takes_names: bool
+    times: CatalogueTimes | None
 
     @classmethod
     def load(cls, repo: Path, generation: int) -> Published:
@@ -89,7 +92,8 @@ class Published:
         rules = Rules(exported.config, np.array(exported.items), generation)
         arrays = (user_ids, item_ids)
         listed = (catalogue, popular, by_context, *arrays, rules)
-        return cls(read_stage(preprocess), *listed, retrieve, NearItems(retrieve), manifest, takes_names)
+        times = CatalogueTimes.load(retrieve / CONTENT_FOLDER)
+        return cls(read_stage(preprocess), *listed, retrieve, NearItems(retrieve), manifest, takes_names, times)
 
     @property
     def generation(self) -> int:
@@ -178,12 +182,13 @@ class NearItems:
 class LiveItems:
     """Items that `upsert` changed: titles, text ids, and which are unavailable. Reads only what is new since the last call."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, times: CatalogueTimes | None) -> None:
+        """times: of the generation that answers"""
         self.ids: set[int] = set()
         self.titles: dict[int, str] = {}
         self.names: dict[int, str] = {}
         self.unavailable: set[int] = set()
-        self._reader, self._sequence = reader, 0
+        self._reader, self._times, self._sequence = reader, times, 0
 
     def refresh(self) -> None:
         """Read the changes since the last call. Raises DependencyError when the store cannot be read."""
@@ -194,7 +199,7 @@ class LiveItems:
             if changed_sequence == self._sequence:
                 return
             changes = snapshot.read_changes(self._sequence)
-        for change in changes:
+        for change in self._times.drop_older(changes) if self._times else changes:
             if change.type != ITEM_CHANGED:
                 continue
             self.ids.add(change.id)

@@ -37,7 +37,7 @@ class Shop:
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = open_reader(repo, pinned.info)
         self._asks_redis = bool(pinned.info.live_redis)
-        self._use(pinned, LiveItems(self.reader))
+        self._use(pinned, LiveItems(self.reader, pinned.times))
 
     async def move_to(self, generation: int, within_s: float) -> None:
         """Use names and popular items of another generation; keep the present ones where it cannot be read.
@@ -67,7 +67,8 @@ class Shop:
 
     def _read(self, generation: int) -> tuple[Published, LiveItems]:
         """Return a generation, and what `upsert` set of items: anew, because since then some of it may have been forgotten."""
-        published, live_items = Published.load(self.repo, generation), LiveItems(self.reader)
+        published = Published.load(self.repo, generation)
+        live_items = LiveItems(self.reader, published.times)
         try:
             live_items.refresh()
         except RecommenderError:

@@ -59,6 +59,10 @@ class Change(NamedTuple):
     columns: dict
     set_ms: dict[str, int]
 
+    def find_older(self, before_ms: int) -> list[str]:
+        """Return the names of the columns that were set before a moment, or at an unknown time."""
+        return SetColumns(self.columns, self.set_ms).find_older(before_ms)
+
 
 class Snapshot:
     """One consistent view of a store, until its `with` block ends. Raises DependencyError when the store cannot be read."""

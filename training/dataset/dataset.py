@@ -44,6 +44,8 @@ class Dataset:
     user_names, item_names   (id i8, name str) sorted by id, where the shop's ids are text; else None
     learned_sales            what the live store counts of the live events among the interactions, by item
                              (serving/stages/live/sales.py); None where there are none
+    item_updates_s           when rows of the item file were last changed, unix seconds by item_id, those that say so;
+                             None without `updated_at`
     """
 
     description: Description
@@ -54,6 +56,7 @@ class Dataset:
     item_names: pd.DataFrame | None = None
     report: Report = field(default_factory=Report)
     learned_sales: np.ndarray | None = None
+    item_updates_s: pd.Series | None = None
 
     @property
     def prices(self) -> np.ndarray | None:

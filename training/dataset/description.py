@@ -78,6 +78,7 @@ class Items(_Section):
     provider: ColumnName | None = None
     price: ColumnName | None = None  # for price rules; without it, the continuous column "price" if there is one
     available: ColumnName | None = None  # 0/1 or true/false; missing = available
+    updated_at: ColumnName | None = None  # time of the row's last change; columns that `upsert` set earlier give way to it
 
     @property
     def feature_columns(self) -> list[str]:

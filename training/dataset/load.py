@@ -29,6 +29,7 @@ BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "
 FEW = 0.1  # share of ids or rows below which they are few
 MOST = 0.5  # share above which they are most
 DAY_S = 86_400
+AHEAD_S = 300  # how far another machine's clock may be ahead
 ONLINE_SINCE_S = 631_152_000  # 1990-01-01 UTC; no log of a shop is older
 DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
 
@@ -69,7 +70,7 @@ def _load(folder: Path, description: Description) -> Dataset:
     catalogue, register = {}, {}
     if item_file:
         roles = [item_file.item_id, item_file.title, item_file.category, item_file.provider]
-        roles += [item_file.price, item_file.available]
+        roles += [item_file.price, item_file.available, item_file.updated_at]
         catalogue = _read(folder, item_file.path, [*roles, *item_file.feature_columns])
     if user_file:
         register = _read(folder, user_file.path, [user_file.user_id, *user_file.feature_columns])
@@ -88,11 +89,12 @@ def _load(folder: Path, description: Description) -> Dataset:
     items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
     users = _collect_entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
     item_names, user_names = _keep_names(item_names, items["item_id"]), _keep_names(user_names, users["user_id"])
+    times = _read_updates(items, catalogue[item_file.updated_at]) if item_file and item_file.updated_at else None
     items = _make_item_table(items, description.items, catalogue, item_names)
     if item_file and item_file.available:
         _refuse_nothing_to_serve(items, catalogue[item_file.available])
     users = _make_user_table(users, description.users, register)
-    return Dataset(description, interactions, items, users, user_names, item_names, report)
+    return Dataset(description, interactions, items, users, user_names, item_names, report, item_updates_s=times)
 
 
 def _refuse_nothing_to_serve(items: pd.DataFrame, available: Column) -> None:
@@ -291,6 +293,21 @@ def _make_item_table(
         numbers = catalogue[name].read_prices() if name == spec.price_column else catalogue[name].read_numbers()
         table[name] = _gather(numbers, row, np.nan).astype(np.float32)
     return table
+
+
+def _read_updates(items: pd.DataFrame, updated_at: Column) -> pd.Series:
+    """Return when the rows of items (item_id, row) were last changed, those that say so: unix seconds by item_id."""
+    times_s, _ = parse_times(updated_at)
+    ahead = times_s > time.time() + AHEAD_S
+    if ahead.any():
+        raise updated_at.make_fault(
+            int(np.argmax(ahead)),
+            "is in the future",
+            "Write when the row was last changed, in UTC or with its offset. Until that time, upsert would change nothing.",
+        )
+    row = items["row"].to_numpy()
+    updates_s = pd.Series(_gather(times_s, row, 0), index=items["item_id"])
+    return updates_s[~_gather(updated_at.missing, row, True)]
 
 
 def _read_role_texts(column: Column, spec: Items) -> np.ndarray:

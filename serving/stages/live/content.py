@@ -19,6 +19,7 @@ import numpy as np
 from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
 from serving.contract.ids import NAME
+from serving.live.catalogue_times import CatalogueTimes
 from serving.stages.features.encode import load_strings, save_strings
 
 FOLDER = "content"
@@ -57,15 +58,17 @@ class Content:
     offsets  int64 [n_known + 1]
     names    the names of the categories, and those of the providers
     codes    int32 [2, n_known]: index of each item's category and provider in `names`, NO_GROUP = none
+    times    when the rows of the catalogue were last changed, None where it does not say
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
     names: tuple[Sequence[str], Sequence[str]]
     codes: np.ndarray
+    times: CatalogueTimes | None = None
 
     @classmethod
-    def of(cls, items: Sequence[Mapping[str, object]]) -> Content:
+    def of(cls, items: Sequence[Mapping[str, object]], times: CatalogueTimes | None = None) -> Content:
         """Return the content of items: their columns by name, in the order of item positions."""
         tokens = [sorted(compute_tokens(columns)) for columns in items]
         offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
@@ -74,7 +77,7 @@ class Content:
         code_of: list[dict[str | None, int]] = [{text: code for code, text in enumerate(known)} for known in names]
         codes = [[known.get(text, NO_GROUP) for text in texts] for known, texts in zip(code_of, groups, strict=True)]
         all_tokens = np.array([token for item_tokens in tokens for token in item_tokens], np.int64)
-        return cls(all_tokens, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)))
+        return cls(all_tokens, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)), times)
 
     def save(self, folder: Path) -> None:
         """Write the content into a stage's folder."""
@@ -84,6 +87,8 @@ class Content:
             np.save(folder / f"{name}.npy", getattr(self, name))
         for role, names in zip(GROUPS, self.names, strict=True):
             save_strings(folder, role, list(names))
+        if self.times:
+            self.times.save(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Content | None:
@@ -99,7 +104,7 @@ class Content:
         category, provider = (load_strings(folder, role) for role in GROUPS)
         for role, names in enumerate((category, provider)):
             check_range(folder / "codes.npy", codes[role], len(names) - 1, first=NO_GROUP)
-        return cls(tokens, offsets, (category, provider), codes)
+        return cls(tokens, offsets, (category, provider), codes, CatalogueTimes.load(folder))
 
     @cached_property
     def _places(self) -> dict[int, np.ndarray]:

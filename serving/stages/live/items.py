@@ -90,7 +90,7 @@ class LiveItems(Generic[StageArrays]):
                 progress = snapshot.read_progress()
                 if progress.changed_sequence != self.changed_sequence:
                     changes = [c for c in snapshot.read_changes(self.changed_sequence) if c.type == ITEM_CHANGED]
-                for change in changes:
+                for change in self.content.times.drop_older(changes) if self.content.times else changes:
                     self._apply(change.id, change.columns)
                 self.changed_sequence = progress.changed_sequence
                 for _ in range(BLOCKS_AT_ONCE):

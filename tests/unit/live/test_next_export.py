@@ -209,7 +209,7 @@ def test_an_export_says_how_many_rows_of_the_data_set_upsert_overrides(dataset, 
     today = time.strftime("%Y-%m-%d", time.gmtime())
     remedy = f"1, the oldest set on {today}. Those of upsert are used. To use the data set's, send them by upsert too"
     expected = [f"{name} with values from upsert that differ from the data set's: {remedy}" for name in ("items", "users")]
-    expected[0] += ", or forget those of upsert: python -m live forget"
+    expected[0] += ", or forget those of upsert: python -m live forget. With [items] updated_at, the later of both is used"
     assert continue_log(dataset, folder).report.notes[-3:-1] == expected
     post.item(10, price=2.5)
     assert continue_log(dataset, folder).report.notes[-2:-1] == expected[1:]
