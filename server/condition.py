@@ -114,7 +114,7 @@ def describe_removed_store(state: ServerState) -> str:
                         "one, and restart the server)"
                     )
                 if path != place:
-                    return f"its live store was moved: it writes events into {path} (stop the server, and move the folder back)"
+                    return f"its live store was moved to {path}, so events are refused (move it back, and restart the server)"
     return ""
 
 

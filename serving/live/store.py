@@ -131,8 +131,12 @@ class Store:
             return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
 
     def is_removed(self) -> bool:
-        """Return whether the environment's file was deleted: what is written from then on is lost when the process ends."""
-        return os.fstat(self._file).st_nlink == 0
+        """Return whether the environment's file is not at its place any more: the next server would not find what it holds."""
+        try:
+            found = os.stat(self.folder / DATA_FILE)
+        except OSError:
+            return True
+        return not os.path.samestat(found, os.fstat(self._file))
 
     def measure_archive_bytes(self) -> int:
         """Return the size of the archive, which holds the log's older part."""
@@ -140,7 +144,7 @@ class Store:
 
     def measure_size_bytes(self) -> int:
         """Return the size of the environment's file."""
-        return (self.folder / DATA_FILE).stat().st_size
+        return os.fstat(self._file).st_size
 
     def close_files(self) -> None:
         """Close the environment, whoever uses it."""

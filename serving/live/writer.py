@@ -356,8 +356,8 @@ class Writer:
         """Commit everything done inside the block, or nothing. Raises DependencyError when it cannot be written."""
         if self.store.is_removed():
             raise DependencyError(
-                f"The live store in {self.store.folder} was removed while it was open, so nothing more can be saved. Put it "
-                "back from a backup, if there is one, and restart the server. Then send the events again."
+                f"The live store in {self.store.folder} was removed or moved while it was open, so nothing more can be saved. "
+                "Put it back, or restore a backup, and restart the server. Then send the events again."
             )
         try:
             with self.store.env.begin(write=True) as txn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import time
 from contextlib import closing
@@ -42,15 +41,6 @@ def change(kind: int, changed_id: int, **columns) -> EventBatch:
     headers = np.zeros(1, HEADER)
     headers["type"], headers["item_id" if kind == ITEM_CHANGED else "user_id"] = kind, changed_id
     return EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()])
-
-
-def test_no_event_is_acknowledged_once_the_store_is_removed(writer, folder):
-    writer.append(purchase(7, 1))
-    moved = folder.rename(folder.with_name("moved"))
-    assert writer.append(purchase(7, 2)).tolist() == [2]  # it is in the moved folder
-    shutil.rmtree(moved)
-    with pytest.raises(DependencyError, match="was removed while it was open"):
-        writer.append(purchase(7, 3))
 
 
 def test_events_survive_packing():

@@ -136,7 +136,7 @@ def test_status_tells_of_a_live_store_that_was_moved_or_removed_under_the_server
         state = ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports())
         assert describe_removed_store(state) == ""
         moved = store.parent.rename(tmp_path / "moved")
-        assert f"its live store was moved: it writes events into {moved / DATA_FILE}" in describe_removed_store(state)
+        assert f"its live store was moved to {moved / DATA_FILE}, so events are refused" in describe_removed_store(state)
         (moved / DATA_FILE).unlink()
         assert describe_removed_store(state).startswith("its live store was removed, so events are refused")
         server.kill()
