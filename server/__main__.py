@@ -109,6 +109,9 @@ def start(
         try:
             if gateway_port:
                 state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
+        except gateway.ServerStopped:
+            unsupervised = True
+            raise
         finally:  # the server serves with or without a gateway
             if not unsupervised and not foreground:
                 watch.start_supervisor(state, RUN_DIR)
@@ -121,7 +124,7 @@ def _start_gateway(state: ServerState, port: int, config: Path | None, optional:
     try:
         state = gateway.follow(state, port, str(config.resolve()) if config else "", RUN_DIR, keep_port=optional)
     except ServerError as error:
-        if not optional:
+        if not optional or isinstance(error, gateway.ServerStopped):
             raise
         typer.echo(f"note: {error}", err=True)
         return state

@@ -5,6 +5,7 @@ Gateway and supervisor carry the server's tag, and are stopped with the server.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,20 +13,26 @@ import psutil
 
 from server import processes
 from server.ports import is_free
-from server.state import ServerState
+from server.state import ServerState, make_state_path
 from server.supervised import start_supervised, wait_for_start
 from server.tls import ServerTls
 from serving.contract.errors import ServerError
 
 MODULE = "gateway"
 START_TIMEOUT_S = 30.0
+STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGKILL)  # exit codes of a supervisor that was told to end
 LISTENS = "listens at "  # the gateway prints this and its address when it is ready
+
+
+class ServerStopped(ServerError):
+    """The server was stopped while its gateway started, so nothing may start it again."""
 
 
 def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port: bool = False) -> ServerState:
     """Start a gateway at `port` unless it runs already. Return the server's state, as saved, with the gateway's address.
 
-    Raises ServerError. config: path of the gateway's own settings, a TOML file; "" for the defaults
+    Raises ServerError, as ServerStopped where the server was stopped meanwhile.
+    config: path of the gateway's own settings, a TOML file; "" for the defaults
     keep_port: whether a gateway that runs stays at its own port, where callers expect it
     """
     runs = "gateway_url" in state.settings and bool(list_gateways(state.tag))
@@ -46,7 +53,11 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
         )
     stop(state.tag)
     process, log_path = _start(state, port, config, run_dir)
-    if last_line := wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S):
+    last_line = wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S)
+    if process.poll() in STOPPED or not make_state_path(run_dir, state.ports.grpc).exists():
+        stop(state.tag)
+        raise ServerStopped("The server was stopped while its gateway started (as of `make stop`). Start it again.")
+    if last_line:
         stop(state.tag)
         reason = last_line.removeprefix("error: ").rstrip(".")
         if not runs:

@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from repository.models import hash_manifest
 from server import __main__ as commands
 from server.condition import describe_removed_store
-from server.control import find_running_servers, stop_server
+from server.control import find_running_servers, list_supervisors, stop_server
+from server.gateway import list_gateways
 from server.launcher import TritonServer
 from server.lock import hold_start_lock
-from server.ports import Ports, find_free_ports
+from server.ports import Ports, find_free_port, find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ServerError
 from serving.live.store import DATA_FILE, find_live_folder
@@ -39,13 +41,13 @@ time.sleep(600)
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch, capfd) -> Iterator[Callable[[Path, Ports], Start]]:
-    """start(repo, ports) -> a running `python -m server start`; whatever it starts is stopped after the test."""
+def start(tmp_path, monkeypatch, capfd) -> Iterator[Callable[..., Start]]:
+    """start(repo, ports, **options) -> a running `python -m server start`; whatever it starts is stopped after the test."""
     write_wheel(tmp_path / "wheel")
     monkeypatch.syspath_prepend(tmp_path / "wheel")
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
     with ThreadPoolExecutor(1) as thread:
-        yield lambda repo, ports: Start(thread, capfd, repo, ports)
+        yield lambda repo, ports, **options: Start(thread, capfd, repo, ports, options)
     for state in find_running_servers(tmp_path):
         stop_server(state, tmp_path)
 
@@ -53,9 +55,12 @@ def start(tmp_path, monkeypatch, capfd) -> Iterator[Callable[[Path, Ports], Star
 class Start:
     """A start under way, and what it has printed so far."""
 
-    def __init__(self, thread: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str], repo: Path, ports: Ports) -> None:
+    def __init__(
+        self, thread: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str], repo: Path, ports: Ports, options: dict[str, Any]
+    ) -> None:
         self._printed, self._capfd = "", capfd
-        self._future = thread.submit(commands.start, repo, ports.grpc, ports.http, ports.metrics, unsupervised=True)
+        options = {"unsupervised": True} | options
+        self._future = thread.submit(commands.start, repo, ports.grpc, ports.http, ports.metrics, **options)
 
     def read(self) -> str:
         self._printed += "".join(self._capfd.readouterr())
@@ -122,6 +127,19 @@ def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tm
         os.kill(read_state(path).pid, signal.SIGTERM)
         with pytest.raises(ServerError, match=r"^The server was stopped while it started \(SIGTERM, as of `make stop`\)"):
             starting.result()
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_server_that_is_stopped_while_its_gateway_starts_is_no_failure_of_the_gateway(tmp_path, start, optional):
+    ports = find_free_ports()
+    path, options = make_state_path(tmp_path, ports.grpc), {"gateway_port": find_free_port(), "gateway_optional": optional}
+    starting = start(link_small_repository(tmp_path / "repo"), ports, unsupervised=False, **options)
+    until(lambda: (state := read_state(path)) is not None and list_gateways(state.tag))
+    state = read_state(path)
+    stop_server(state, tmp_path)
+    with pytest.raises(ServerError, match=r"^The server was stopped while its gateway started \(as of `make stop`\)"):
+        starting.wait()
+    assert not list_gateways(state.tag) + list_supervisors(state.tag)  # a supervisor would start the server again
 
 
 def test_status_tells_of_a_live_store_that_was_moved_or_removed_under_the_server(tmp_path):
