@@ -90,13 +90,14 @@ class Recorder:
         )
 
     async def _send(self, events: list[Event]) -> list[Result]:
-        """Send events in one request. If one of them is refused, send each by itself, so that only that one fails."""
+        """Send events in one request. If one of them is refused, send each half by itself, until only that one fails."""
         try:
             sequences = await self._recommender.observe_many(events)
         except InvalidRequest as error:
             if len(events) == 1:
                 return [make_failure(error.status, str(error), events[0].event_id)]
-            return [result for event in events for result in await self._send([event])]
+            middle = len(events) // 2
+            return [*await self._send(events[:middle]), *await self._send(events[middle:])]
         except RecommenderError as error:
             return [make_failure(error.status, str(error), event.event_id) for event in events]
         return [{"sequence": sequence, "id": event.event_id} for sequence, event in zip(sequences, events, strict=True)]

@@ -130,6 +130,24 @@ def test_an_event_that_the_server_refuses_does_not_take_its_batch_along(gateway)
     assert ["sequence" in result for result in response.json()["results"]] == [True, False, True]
 
 
+def test_one_refused_event_of_many_takes_few_more_requests(gateway):
+    door, requests = gateway(), []
+    answer = door.shop.server.answer
+
+    def refuse_item_40(call):
+        requests.append(call.inputs["item_id"][:, 0].tolist())
+        if 40 in requests[-1]:
+            raise InvalidRequest("item 40 is refused")
+        return answer(call)
+
+    door.shop.server.answer = refuse_item_40
+    response = door.ask("POST", "/v1/events", json=[{"user": 7, "item": item} for item in range(64)])
+    results = response.json()["results"]
+    assert [item for item, result in enumerate(results) if "error" in result] == [40]
+    assert [event.item_id for event in door.shop.events] == [item for item in range(64) if item != 40]
+    assert len(requests) <= 2 + 2 * 5  # two chunks of 32, one of which is halved five times
+
+
 def test_what_is_not_durable_is_never_acknowledged(gateway):
     door = gateway()
 
