@@ -169,13 +169,17 @@ class ChangeAdmission:
         headers["time_ms"] = now_ms
         headers["value"] = headers["label"] = np.nan
         texts = inputs["columns"][:, 0].tolist()
-        if self.roles:
-            texts = [self._add_role_names(text) if item else text for text, item in zip(texts, is_item.tolist(), strict=True)]
+        texts = [self._unify(text) if item else text for text, item in zip(texts, is_item.tolist(), strict=True)]
         return EventBatch(headers, [b""] * count, [b""] * count, texts)
 
-    def _add_role_names(self, text: bytes) -> bytes:
-        """Return an item's columns. Each with a role is under its name and its role, so that neither keeps an older value."""
+    def _unify(self, text: bytes) -> bytes:
+        """Return an item's columns with flags as true or false.
+
+        Each column with a role is under its name and its role, so that neither keeps an older value.
+        """
         columns = json.loads(text)
+        kinds = self.columns["item"]
+        columns |= {name: read_flag(value) for name, value in columns.items() if value is not None and kinds[name] == "flag"}
         names = list(self.roles.items())
         for given, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
             if given in columns and other not in columns:
@@ -188,8 +192,9 @@ EXPECTED = {
     "name": "the text of the item's id",
     "texts": "a list of texts of valid Unicode",
     "number": "a finite number",
-    "flag": "true or false",
+    "flag": "true or false, or 1 or 0",
 }
+FLAGS = {"true": True, "false": False, "1": True, "0": False}  # as in the item file
 
 
 def fits(value: object, kind: str) -> bool:
@@ -201,8 +206,15 @@ def fits(value: object, kind: str) -> bool:
     if kind == "texts":
         return isinstance(value, list) and all(map(is_unicode, value))
     if kind == "flag":
-        return isinstance(value, bool)
+        return read_flag(value) is not None
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def read_flag(value: object) -> bool | None:
+    """Return a JSON value, such as true, 1 or "true", as a flag; None for any other."""
+    if isinstance(value, str):
+        return FLAGS.get(value.lower())
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
 def is_unicode(value: object) -> bool:

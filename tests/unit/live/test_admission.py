@@ -122,6 +122,27 @@ def test_sound_changes_are_taken(columns):
     assert CHANGES.find_faults(changed(b"item", 7, columns)) == {}
 
 
+@pytest.mark.parametrize(
+    ("sent", "logged"),
+    [
+        (True, True),
+        (1, True),
+        (1.0, True),
+        ("1", True),
+        ("True", True),
+        (False, False),
+        (0, False),
+        ("false", False),
+        (None, None),
+    ],
+)
+def test_an_availability_is_taken_as_in_an_item_file_and_logged_as_a_boolean(sent, logged):
+    inputs = changed(b"item", 7, {"available": sent, "price": 2})
+    assert CHANGES.find_faults(inputs) == {}
+    columns = json.loads(CHANGES.make_events(inputs, START_MS).columns[0])
+    assert (columns["available"] is logged, columns["price"]) == (True, 2)
+
+
 def test_a_column_of_texts_may_be_called_price():
     admission = ChangeAdmission({"item": {"price": "text"}, "user": {}}, {})
     assert admission.find_faults(changed(b"item", 7, {"price": "low"})) == {}
@@ -139,7 +160,9 @@ def test_a_column_of_texts_may_be_called_price():
         (b"item", b'{"price": NaN}', "expected a finite number"),
         (b"item", b'{"price": 1e999}', "expected a finite number"),
         (b"item", {"tags": ["a", 1]}, "expected a list of texts"),
-        (b"item", {"available": 1}, "expected true or false"),
+        (b"item", {"available": 2}, "available is 2; expected true or false, or 1 or 0, or null"),
+        (b"item", {"available": "yes"}, "available is 'yes'; expected true or false, or 1 or 0, or null"),
+        (b"item", {"available": [1]}, "expected true or false"),
         (b"item", {"title": ["a"]}, "expected a text"),
         (b"item", {"title": "\ud800"}, "expected a text of valid Unicode"),
         (b"item", {"tags": ["a", "\udfff"]}, "expected a list of texts of valid Unicode"),
