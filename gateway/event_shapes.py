@@ -24,6 +24,13 @@ TIME = WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "format
 
 Value = str | int | float | None
 
+OTHER_METARANK = {  # Metarank's events that are none here, and what to do with them
+    "item": 'is a change of an item. Send its fields as an object, such as {"price": 9.5}, by PUT /v1/items/{id}',
+    "user": 'is a change of a user. Send its fields as an object, such as {"country": "DE"}, by PUT /v1/users/{id}',
+    "ranking": "is not needed, because the gateway knows its own answers. Leave it out, and send interactions with the "
+    "request_id of the answer as `ranking`",
+}
+
 
 class EventBody(BaseModel):
     """One event as a shop sends it. It has a user, or the session of a visitor without a user id.
@@ -42,6 +49,15 @@ class EventBody(BaseModel):
     value: float | None = None
     request_id: str | None = None
     context: dict[str, Value] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_events_of_metarank(cls, body: Any) -> Any:
+        if isinstance(body, dict) and ("fields" in body or "items" in body):
+            for name, remedy in OTHER_METARANK.items():
+                if body.get("event") == name:
+                    raise ValueError(f"Metarank's event {name!r} {remedy}")
+        return body
 
     @model_validator(mode="after")
     def _require_one_sender(self) -> EventBody:

@@ -74,3 +74,37 @@ def test_a_field_that_is_wrong_is_named(gateway, body, field):
     assert response.status_code == 400
     assert field in response.json()["error"]["message"]
     assert door.shop.events == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            {
+                "event": "item",
+                "id": "e-2",
+                "item": "3",
+                "timestamp": "1772366400000",
+                "fields": [{"name": "price", "value": 2}],
+            },
+            "Metarank's event 'item' is a change of an item. Send its fields as an object, such as {\"price\": 9.5}, by "
+            "PUT /v1/items/{id}.",
+        ),
+        (
+            {"event": "user", "id": "e-3", "user": "7", "timestamp": "1772366400000", "fields": []},
+            'Metarank\'s event \'user\' is a change of a user. Send its fields as an object, such as {"country": "DE"}, by '
+            "PUT /v1/users/{id}.",
+        ),
+        (
+            {"event": "ranking", "id": "r-1", "user": "7", "session": "s1", "timestamp": "1", "items": [{"id": "3"}]},
+            "Metarank's event 'ranking' is not needed, because the gateway knows its own answers. Leave it out, and send "
+            "interactions with the request_id of the answer as `ranking`.",
+        ),
+    ],
+)
+def test_other_events_of_metarank_are_refused_with_what_to_do_instead(gateway, body, said):
+    door = gateway()
+    response = door.ask("POST", "/v1/events", json=body)
+    assert (response.status_code, response.json()["error"]["message"]) == (400, said)
+    results = door.ask("POST", "/v1/events", json=[body, METARANK]).json()["results"]
+    assert [result.get("sequence") for result in results] == [None, 1]
