@@ -53,7 +53,6 @@ from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Change
 from serving.live.store import find_live_folder
 from serving.stages.features.user_store import UserStore
-from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
@@ -241,8 +240,7 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
 
 def drop_replaced(changes: Sequence[Change], repository: Path) -> Sequence[Change]:
     """Return changes without those that the catalogue of the pinned generation replaces."""
-    folder = find_stage_folder(repository, STAGES[0], read_pinned_generation(repository))
-    times = CatalogueTimes.load(folder / CONTENT_FOLDER)
+    times = CatalogueTimes.load(find_stage_folder(repository, STAGES[0], read_pinned_generation(repository)))
     return times.drop_older(changes) if times else changes
 
 

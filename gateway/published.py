@@ -25,7 +25,6 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
-from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from serving.stages.rules.rules import Rules
 from triton_recommender import Catalogue
 
@@ -92,7 +91,7 @@ class Published:
         rules = Rules(exported.config, np.array(exported.items), generation)
         arrays = (user_ids, item_ids)
         listed = (catalogue, popular, by_context, *arrays, rules)
-        times = CatalogueTimes.load(retrieve / CONTENT_FOLDER)
+        times = CatalogueTimes.load(retrieve)
         return cls(read_stage(preprocess), *listed, retrieve, NearItems(retrieve), manifest, takes_names, times)
 
     @property

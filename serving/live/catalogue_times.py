@@ -17,7 +17,7 @@ from serving.contract.artifacts import open_checked_array, read_json
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Change
 
-FILE = "updated"
+FILE = "item_updates"
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class CatalogueTimes:
         return change._replace(columns={name: value for name, value in change.columns.items() if name not in replaced})
 
     def save(self, folder: Path) -> None:
-        """Write the times into a folder."""
+        """Write the times into a stage's folder."""
         np.save(folder / f"{FILE}.npy", np.stack([self.item_ids, self.updated_s]))
         (folder / f"{FILE}.json").write_text(json.dumps({"columns": sorted(self.columns)}))
 
     @classmethod
     def load(cls, folder: Path) -> CatalogueTimes | None:
-        """Read the times from a folder; None where the catalogue has none. Raises ArtifactError."""
+        """Read the times from a stage's folder; None where the catalogue has none. Raises ArtifactError."""
         if not (folder / f"{FILE}.json").exists():
             return None
         columns = read_json(folder, f"{FILE}.json").get("columns", [])

@@ -81,19 +81,19 @@ class Content:
 
     def save(self, folder: Path) -> None:
         """Write the content into a stage's folder."""
+        if self.times:
+            self.times.save(folder)
         folder = folder / FOLDER
         folder.mkdir(exist_ok=True)
         for name in ("tokens", "offsets", "codes"):
             np.save(folder / f"{name}.npy", getattr(self, name))
         for role, names in zip(GROUPS, self.names, strict=True):
             save_strings(folder, role, list(names))
-        if self.times:
-            self.times.save(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Content | None:
         """Read the content from a stage's folder; None if the stage was published without it. Raises ArtifactError."""
-        folder = folder / FOLDER
+        times, folder = CatalogueTimes.load(folder), folder / FOLDER
         if not folder.is_dir():
             return None
         offsets = open_checked_array(folder, "offsets", "int64", None)
@@ -104,7 +104,7 @@ class Content:
         category, provider = (load_strings(folder, role) for role in GROUPS)
         for role, names in enumerate((category, provider)):
             check_range(folder / "codes.npy", codes[role], len(names) - 1, first=NO_GROUP)
-        return cls(tokens, offsets, (category, provider), codes, CatalogueTimes.load(folder))
+        return cls(tokens, offsets, (category, provider), codes, times)
 
     @cached_property
     def _places(self) -> dict[int, np.ndarray]:

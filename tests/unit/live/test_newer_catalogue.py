@@ -23,7 +23,7 @@ from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
-from serving.stages.live.content import FOLDER, Content
+from serving.stages.live.content import Content
 from tests.unit.live.batches import START_MS
 from tests.unit.live.test_forget import change
 from tests.unit.live.test_live_answers import answer, upserted
@@ -105,7 +105,7 @@ def publish_times(repository: Path, times: CatalogueTimes) -> None:
     """Let the repository's generation have a catalogue whose rows were changed at these times."""
     for stage in STAGES:
         folder = find_stage_folder(repository, stage, 1)
-        times.save(folder / FOLDER)
+        times.save(folder)
         write_manifest(folder, **load_manifest(folder))
 
 
