@@ -105,7 +105,7 @@ def warm_cache(
     namespace: Namespace = "recommend",
     ttl_s: TtlS = 300.0,
     users: Annotated[int, typer.Option(min=1, help="how many users to ask for")] = 1_000,
-    clusters: Annotated[int, typer.Option(min=1, help="of users with like tastes; the most active of each come first")] = 50,
+    clusters: Annotated[int, typer.Option(min=1, help="groups of users of like tastes; the most active come first")] = 50,
     context: Annotated[list[str] | None, typer.Option(help="a context column as callers send it, such as store=3")] = None,
     repo: Annotated[Path, typer.Option(help="the folder of the repository that the server serves")] = Path("model_repository"),
     url: Annotated[str, typer.Option("--url", help="host:port of the server's gRPC endpoint")] = DEFAULT_URL,

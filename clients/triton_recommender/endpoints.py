@@ -35,9 +35,9 @@ from triton_recommender.models import Call, ModelDescription, Timeouts
 from triton_recommender.tensors import RECOMMEND
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
-LONGEST_OPEN_S = 1.0  # between trials of a server: a call that is refused costs little, and callers wait for its return
+LONGEST_OPEN_S = 1.0  # between trials of a server: a refused trial costs little, and callers wait for the server
 MAX_RETRIES = 10
-FAIR_S = 0.05  # a healthy server answers sooner: only a longer wait without an answer speaks against a server
+FAIR_S = 0.05  # a healthy server answers sooner: only a longer wait counts as a failure
 HEDGE_THREADS = 256
 
 
@@ -45,7 +45,8 @@ HEDGE_THREADS = 256
 class Endpoint:
     """One server: its transport, a circuit breaker per model, and each model's last failure, which error messages quote.
 
-    A model that fails leaves the others asked: on a full disk, `observe` refuses every event, and `recommend` answers.
+    Each model has a breaker of its own, because one may fail alone: on a full disk, `observe` refuses events, and `recommend`
+    answers.
     """
 
     transport: Any  # Transport or AsyncTransport
@@ -158,14 +159,14 @@ class _Attempts:
         else:
             endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
         others = len(self._endpoints) > 1
-        worth_it = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
-        if not (self._safe and worth_it and self._failures < self._policy.retries and self._budget.spend()):
+        may_help = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
+        if not (self._safe and may_help and self._failures < self._policy.retries and self._budget.spend()):
             raise error
         self._failures += 1
         self._turn += 1
         ceiling_s = min(FIRST_PAUSE_S * 2 ** (self._failures - 1), LONGEST_PAUSE_S)
-        somebody_else_is_next = self._failures < len(self._endpoints)
-        pause_s = 0.0 if somebody_else_is_next else ceiling_s * random.uniform(0.5, 1.0)
+        next_is_untried = self._failures < len(self._endpoints)
+        pause_s = 0.0 if next_is_untried else ceiling_s * random.uniform(0.5, 1.0)
         if self._deadline_s is not None and time.monotonic() + pause_s >= self._deadline_s:
             raise error  # a later attempt could not answer in time
         return pause_s
@@ -193,12 +194,12 @@ class _Endpoints:
         self._closed = False
         self.url = ", ".join(endpoint.transport.url for endpoint in endpoints)
 
-    def _attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
+    def _make_attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
         self._require_open()
         rotated = self.endpoints[first:] + self.endpoints[:first]
         return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)
 
-    def _attempts_to_describe(self, model: str, timeout_s: float) -> _Attempts:
+    def _make_description_attempts(self, model: str, timeout_s: float) -> _Attempts:
         """Return attempts that give each endpoint an equal part of the time: no request is answered without a description."""
         self._require_open()
         share_s, others = timeout_s / len(self.endpoints), len(self.endpoints) - 1
@@ -230,11 +231,11 @@ class Endpoints(_Endpoints):
             self._threads = ThreadPoolExecutor(HEDGE_THREADS, thread_name_prefix="hedge")
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        attempts = self._attempts_to_describe(model, timeout_s)
+        attempts = self._make_description_attempts(model, timeout_s)
         return self._run(attempts, lambda transport, limit_s: transport.describe(model, limit_s))
 
     def generation(self, timeout_s: float | None) -> int | None:
-        return self._run(self._attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+        return self._run(self._make_attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         return self._hedge(call) if self._is_hedged(call) else self._infer(call)
@@ -247,7 +248,7 @@ class Endpoints(_Endpoints):
             self._threads.shutdown(wait=False)
 
     def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
-        attempts = self._attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
+        attempts = self._make_attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
         return self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
 
     def _run(self, attempts: _Attempts, ask: Callable) -> Any:
@@ -283,11 +284,13 @@ class AsyncEndpoints(_Endpoints):
     """
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
-        attempts = self._attempts_to_describe(model, timeout_s)
+        attempts = self._make_description_attempts(model, timeout_s)
         return await self._run(attempts, lambda transport, limit_s: transport.describe(model, limit_s))
 
     async def generation(self, timeout_s: float | None) -> int | None:
-        return await self._run(self._attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+        return await self._run(
+            self._make_attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s)
+        )
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         return await (self._hedge(call) if self._is_hedged(call) else self._infer(call))
@@ -298,7 +301,7 @@ class AsyncEndpoints(_Endpoints):
             await endpoint.transport.close()
 
     async def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
-        attempts = self._attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
+        attempts = self._make_attempts(call.model, call.timeout_s, call.safe_to_repeat, first)
         return await self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
 
     async def _run(self, attempts: _Attempts, ask: Callable) -> Any:

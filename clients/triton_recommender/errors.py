@@ -97,7 +97,7 @@ class CacheUnavailable(RecommenderError):
 # Messages of tritonserver 2.51 and of the stages, with status UNAVAILABLE, when there is more work than they can do.
 _QUEUE_SAYS = ("maximum queue size", "timeout expired", "cannot be answered in time")
 
-# `observe` and `upsert` say this, with status UNAVAILABLE, when events cannot be saved: of a full disk, for instance.
+# `observe` and `upsert` say this, with status UNAVAILABLE, when events cannot be saved, for instance because the disk is full.
 _STORE_SAYS = "The live store in"
 
 # tritonserver's message, with status INTERNAL, for every request after a model's process was killed or crashed.

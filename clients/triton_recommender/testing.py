@@ -96,7 +96,7 @@ class FakeServer:
     def answer(self, call: Call) -> dict[str, np.ndarray]:
         self.calls.append(call)
         if call.model == CHALLENGER:
-            return self._challenge(call)
+            return self._answer_as_challenger(call)
         if call.model == OBSERVE:
             return {"sequence": np.array([[self._observe(event, call)] for event in _decode_events(call.inputs)], np.int64)}
         if call.model == UPSERT:
@@ -105,7 +105,7 @@ class FakeServer:
             return {"sequence": np.array([[self._new_sequence()] for _ in call.inputs["id"]], np.int64)}
         return self._recommend(_decode_queries(call.inputs))
 
-    def _challenge(self, call: Call) -> dict[str, np.ndarray]:
+    def _answer_as_challenger(self, call: Call) -> dict[str, np.ndarray]:
         generation = int(call.version)
         if generation not in self.challengers:
             raise ModelNotFound(f"The fake holds no challenger of generation {generation}.", call)

@@ -52,16 +52,16 @@ class RedisCache(Cache):
         self._ttl_ms = max(int(ttl_s * 1e3), 1)
         self._timeout_s = timeout_s
         self._breaker = Breaker(threshold=1, first_pause_s=0.1, clock_s=clock_s)
-        self._failures, self._redis, self._async_redis = _connections(url, timeout_s)
+        self._failures, self._redis, self._async_redis = _make_clients(url, timeout_s)
 
     def read(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         if not self._breaker.admit():
             return None
-        tokens = _new_tokens(len(keys))
+        tokens = _draw_tokens(len(keys))
         try:
-            replies = self._reading(self._redis.pipeline(transaction=False), keys, generation, tokens).execute()
+            replies = self._queue_reads(self._redis.pipeline(transaction=False), keys, generation, tokens).execute()
         except self._failures as error:
-            self._failed(error)
+            self._record_failure(error)
             return None
         return self._count_read(keys, tokens, replies)
 
@@ -69,28 +69,28 @@ class RedisCache(Cache):
         if not (entries and self._breaker.closed):
             return
         try:
-            self._writing(self._redis.pipeline(transaction=False), entries).execute()
+            self._queue_writes(self._redis.pipeline(transaction=False), entries).execute()
         except self._failures as error:
-            self._failed(error)
+            self._record_failure(error)
         else:
             self._count_written(entries)
 
     def forget(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
         try:
-            self._forgetting(self._redis.pipeline(transaction=False), users).execute()
+            self._queue_forgetting(self._redis.pipeline(transaction=False), users).execute()
         except self._failures as error:
-            raise self._not_forgotten(users, error) from error
+            raise self._make_forget_error(users, error) from error
         self.counts.add(forgotten=len(users))
 
     async def read_async(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         if not self._breaker.admit():
             return None
-        tokens = _new_tokens(len(keys))
+        tokens = _draw_tokens(len(keys))
         try:
-            replies = await self._reading(self._async_redis.pipeline(transaction=False), keys, generation, tokens).execute()
+            replies = await self._queue_reads(self._async_redis.pipeline(transaction=False), keys, generation, tokens).execute()
         except self._failures as error:
-            self._failed(error)
+            self._record_failure(error)
             return None
         return self._count_read(keys, tokens, replies)
 
@@ -98,18 +98,18 @@ class RedisCache(Cache):
         if not (entries and self._breaker.closed):
             return
         try:
-            await self._writing(self._async_redis.pipeline(transaction=False), entries).execute()
+            await self._queue_writes(self._async_redis.pipeline(transaction=False), entries).execute()
         except self._failures as error:
-            self._failed(error)
+            self._record_failure(error)
         else:
             self._count_written(entries)
 
     async def forget_async(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
         try:
-            await self._forgetting(self._async_redis.pipeline(transaction=False), users).execute()
+            await self._queue_forgetting(self._async_redis.pipeline(transaction=False), users).execute()
         except self._failures as error:
-            raise self._not_forgotten(users, error) from error
+            raise self._make_forget_error(users, error) from error
         self.counts.add(forgotten=len(users))
 
     def close(self) -> None:
@@ -118,21 +118,21 @@ class RedisCache(Cache):
     async def close_async(self) -> None:
         await self._async_redis.aclose()
 
-    def _reading(self, pipeline, keys: Sequence[Key], generation: int, tokens: list[bytes]):
+    def _queue_reads(self, pipeline, keys: Sequence[Key], generation: int, tokens: list[bytes]):
         for key, token in zip(keys, tokens, strict=True):
-            pipeline.set(self._token_key(key.user_id), token, nx=True, get=True, px=2 * self._ttl_ms)
-            pipeline.get(self._answer_key(key, generation))
+            pipeline.set(self._name_token(key.user_id), token, nx=True, get=True, px=2 * self._ttl_ms)
+            pipeline.get(self._name_answer(key, generation))
         return pipeline
 
-    def _writing(self, pipeline, entries: Sequence[Entry]):
+    def _queue_writes(self, pipeline, entries: Sequence[Entry]):
         for key, token, generation, value in entries:
-            pipeline.set(self._answer_key(key, generation), token + key.question + value, px=self._ttl_ms)
-            pipeline.pexpire(self._token_key(key.user_id), 2 * self._ttl_ms)  # a token outlives its answers
+            pipeline.set(self._name_answer(key, generation), token + key.question + value, px=self._ttl_ms)
+            pipeline.pexpire(self._name_token(key.user_id), 2 * self._ttl_ms)  # a token outlives its answers
         return pipeline
 
-    def _forgetting(self, pipeline, users: set[int]):
+    def _queue_forgetting(self, pipeline, users: set[int]):
         for user_id in users:
-            pipeline.unlink(self._token_key(user_id))
+            pipeline.unlink(self._name_token(user_id))
         return pipeline
 
     def _count_read(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
@@ -149,27 +149,27 @@ class RedisCache(Cache):
         self._breaker.record_success()
         self.counts.add(stored=len(entries))
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if self._breaker.closed:
             log.warning("going on without the cache: Redis at %s did not answer (%r)", self.address, error)
         self._breaker.record_failure()
         self.counts.add(failures=1)
 
-    def _not_forgotten(self, users: set[int], error: Exception) -> CacheUnavailable:
-        self._failed(error)
+    def _make_forget_error(self, users: set[int], error: Exception) -> CacheUnavailable:
+        self._record_failure(error)
         return CacheUnavailable(
             f"{len(users)} users were not forgotten: Redis at {self.address} did not answer ({error!r}). Expected an answer "
             f"within {self._timeout_s:g} s. Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
         )
 
-    def _token_key(self, user_id: int) -> str:
+    def _name_token(self, user_id: int) -> str:
         return f"{self.namespace}:{{{user_id}}}:token"
 
-    def _answer_key(self, key: Key, generation: int) -> str:
+    def _name_answer(self, key: Key, generation: int) -> str:
         return f"{self.namespace}:{{{key.user_id}}}:{generation}:{key.question.hex()}"
 
 
-def _connections(url: str, timeout_s: float) -> tuple:
+def _make_clients(url: str, timeout_s: float) -> tuple:
     """Return (exception types of a failure, a blocking client, an asyncio client). Neither client connects yet."""
     from redis import Redis, RedisError  # imported late: it takes most of a second, and only this cache needs it
     from redis.asyncio import Redis as AsyncRedis
@@ -194,6 +194,6 @@ def strip_secrets(url: str) -> str:
     return scheme + separator + rest.rpartition("@")[2].partition("?")[0]
 
 
-def _new_tokens(count: int) -> list[bytes]:
+def _draw_tokens(count: int) -> list[bytes]:
     random = secrets.token_bytes(TOKEN_BYTES * count)
     return [random[start : start + TOKEN_BYTES] for start in range(0, len(random), TOKEN_BYTES)]
