@@ -2,10 +2,10 @@
 
 A challenger that was good for a day may break in a minute, and the good answers before would hide that. So the same
 comparisons are made from several starts: the first answer, and every SPAN-th one of the challenger. Of these, the first and the
-latest two are looked at. The chance of a false alarm is spent over all starts: the intervals of rates hold at every look
-(sequential.py), and the later a start, the wider they are. If the challenger is harmless, all comparisons of rates together end
-at most ALPHA of the experiments by chance, and so does each one of latency, as long as no users are left out (judged.py): that
-begins the comparisons anew. Failures and coverage have no intervals, and are harm only where they are gross.
+latest two are looked at. All starts share the chance of a false alarm: the intervals of rates hold at every look
+(sequential.py), and the later a start, the wider they are. If the challenger is harmless, the comparisons of rates together end
+an experiment with a chance of at most ALPHA, and so does each comparison of latency. When users are left out (judged.py), the
+comparisons begin anew, and so does that chance. Failures and coverage have no intervals: only gross ones are harm.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trials.sequential import ALPHA, LEAST_OBSERVATIONS, LEAST_USERS, Arm, Compa
 
 FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # from so many answers on, a larger share of failures is harm
 MORE_DEGRADED = 0.02  # share of the answers that may be degraded in addition to the champion's
-FEWER_REACTIONS = 0.1  # share of the champion's clicked or converted answers, or of those that its items win, that may be lost
+FEWER_REACTIONS = 0.1  # the largest harmless loss of clicked, converted or won answers, as a share of the champion's
 REACTIONS: dict[Reaction, str] = {"ctr": "clicked", "conversion": "converted"}
-SLOWER = 1.5  # times a quantile of the champion: slower answers are slow, if also by so many ms:
+SLOWER = 1.5  # an answer is slow if it takes so many times the champion's quantile, and longer by so many ms:
 SLOWER_P99_MS, SLOWER_P50_MS = 20.0, 3.0
 ENOUGH_FOR_P99 = 1_000  # answers of the champion; with fewer, the p99 is uncertain and the slowest one replaces it
-HARM_SOON = 500  # independent answers at which harm is found soonest; after 10,000, intervals are a tenth wider for it
+HARM_SOON = 500  # independent answers at which intervals are tightest; the price: after 10,000 they are a tenth wider
 LEAST_COVERAGE = 0.3  # share of the distinct items that the champion shows to as many users; fewer are harm
 SPAN = 500  # answers of the challenger between two starts
 WHOLE_SHARE = 0.8  # of ALPHA, spent on the comparison from the first answer; all others share the rest
@@ -100,9 +100,9 @@ def find_failures(champion: pa.Table, challenger: pa.Table, fewest: int) -> str:
 def find_slowness(champion: pa.Table, challenger: pa.Table, mode: Mode, alpha: float) -> str:
     """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
 
-    It is if significantly more answers than the quantile allows, 1 % or half, take far longer than the champion's quantile. One
-    user may make many slow requests, so answers count as the independent ones that would tell as much (Rao and Scott 1992), and
-    the champion's quantile is the larger one of its answers and of its users, each with the weight of one answer.
+    It is slower if significantly more than 1 % (of p50: half) of its answers take far longer than the champion's quantile. One
+    user may make many slow requests. So answers count as the independent ones that would tell as much (Rao and Scott 1992), and
+    the champion's quantile is the larger of two: with equal weight of answers, and with equal weight of users.
     Only A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
     """
     champion, challenger = (arm.filter(pc.is_valid(arm["latency_ms"])) for arm in (champion, challenger))
@@ -125,7 +125,7 @@ def find_slowness(champion: pa.Table, challenger: pa.Table, mode: Mode, alpha: f
 
 
 def compute_quantile(values: np.ndarray, users: np.ndarray, share: float) -> float:
-    """Return the larger one of two quantiles of values [answers]: each answer counts as much, or each user."""
+    """Return the larger of two quantiles of values [answers]: with equal weight of answers, and with equal weight of users."""
     order = np.argsort(values)
     weights = np.cumsum((1 / np.bincount(users))[users][order])
     of_users = values[order][np.searchsorted(weights, share * weights[-1])]
@@ -133,9 +133,9 @@ def compute_quantile(values: np.ndarray, users: np.ndarray, share: float) -> flo
 
 
 def is_significantly_more(marked: Arm, share: float, alpha: float) -> bool:
-    """Return whether more than a share of the answers are marked, at any look by chance in `alpha` of the experiments.
+    """Return whether significantly more than a share of the answers are marked.
 
-    marked: of 1 for a marked answer and 0 for the others
+    marked: 1 for a marked answer, 0 for another; alpha: chance of a false alarm at any look of an experiment
     """
     counts = marked.mean * marked.independent_answers, (1 - marked.mean) * marked.independent_answers
     return marked.mean > share and has_wrong_split(counts, (share, 1 - share), alpha)
@@ -182,7 +182,7 @@ def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray
 
 
 def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
-    """Return by how much the challenger is significantly more degraded, less clicked or less converted, "" if it is none.
+    """Return by how much the challenger is significantly more degraded, less clicked or less converted, "" if it is not.
 
     alpha: the chance that any of them is found where there is none
     """

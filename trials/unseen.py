@@ -3,9 +3,9 @@
 The judged lists are those of that generation; the estimators are IPS, SNIPS and DR of trials/off_policy.py. A shown item counts
 where the judged list has the same one at the same place, with the weight 1 / propensity (`propensities` of live/exposures.py).
 Places whose propensity is not known weigh nothing. Answers with a gateway's own popular items are left out, because no
-generation chose them. A propensity is given the items before it, so the mean weight of a place estimates the share of answers
-that could have shown the judged item there: its support. The log says nothing of the other answers, so there is no estimate
-unless the support is nearly whole.
+generation chose them. A propensity is conditional on the items before it, so the mean weight of a place estimates the share of
+answers that could have shown the judged item there: its support. The log says nothing of the other answers, so there is no
+estimate unless the support is nearly whole.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Reward = Literal["clicks", "conversions", "value"]
 MOST_JUDGED = 200_000  # answers of a shadow, the latest; some 500 MB
 LEAST_SUPPORT = 0.95
 LEAST_USERS = 100
-PRIOR_SHOWN = 100.0  # answers by which what an item earns is drawn to what its place does
+PRIOR_SHOWN = 100.0  # weight of the place's mean reward, in answers, where the reward of an item is estimated
 
 
 class RecordedAnswer(BaseModel):
@@ -186,7 +186,7 @@ def pair_answers(
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:
     """Return what each judged item should earn at its place, float64 [answers, places].
 
-    That is the mean of what it earned there when it was shown to users of the other half, drawn to the mean of the place.
+    That is the mean of what it earned there when it was shown to users of the other half, shrunk to the mean of the place.
     Cross-fitting: a model that had seen an answer would make the doubly robust estimate too sure.
 
     shown_ids, judged_ids: int64 [answers, places]; rewards: float64 [answers, places], of the shown items
@@ -201,6 +201,6 @@ def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.nd
         own = users % 2 == half
         counts = np.bincount(shown[~own].ravel(), minlength=len(pairs))
         sums = np.bincount(shown[~own].ravel(), rewards[~own].ravel(), minlength=len(pairs))
-        drawn_to = PRIOR_SHOWN * rewards[~own].mean(axis=0)
-        expected[own] = (sums[judged[own]] + drawn_to) / (counts[judged[own]] + PRIOR_SHOWN)
+        prior_sums = PRIOR_SHOWN * rewards[~own].mean(axis=0)
+        expected[own] = (sums[judged[own]] + prior_sums) / (counts[judged[own]] + PRIOR_SHOWN)
     return expected
