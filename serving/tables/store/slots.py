@@ -91,9 +91,9 @@ class SlotTable:
         """
         vectors = empty((len(keys), self._width), FLOAT32)
         state = self._read_hits(self._address, self._dtype, keys, vectors)
-        return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors)
+        return (vectors, None) if state == ALL_THERE else self._finish_read(keys, vectors)
 
-    def _read_some(self, keys: np.ndarray, vectors: np.ndarray) -> Rows:
+    def _finish_read(self, keys: np.ndarray, vectors: np.ndarray) -> Rows:
         """Finish a `read` into `vectors` where rows are missing or a writer is active."""
         epoch = self.header[EPOCH]
         if not epoch & 1:

@@ -138,7 +138,7 @@ class Updater:
             if low_and_high is None:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             lows[self._tables[place.topic]][place.partition] = low_and_high[0]
-            known[self._tables[place.topic]][place.partition] = self._read_so_far(place, high=low_and_high[1])
+            known[self._tables[place.topic]][place.partition] = self._find_committed(place, high=low_and_high[1])
         starts = self.applier.start(known, lows)
         for place in committed:
             table = self._tables[place.topic]
@@ -146,8 +146,8 @@ class Updater:
             self._count_lost(place, starts.wanted[table][place.partition])
         return committed
 
-    def _read_so_far(self, place: TopicPartition, high: int) -> int:
-        """Return the committed offset of a partition whose next message will have the offset `high`."""
+    def _find_committed(self, place: TopicPartition, high: int) -> int:
+        """Return the committed offset of a partition, 0 if its topic was created again. high: offset of its next message"""
         table = self._tables[place.topic]
         if max(place.offset, self.applier.find_highest_offset(table, place.partition)) > high:
             log.warning("%s [%d] ends at %d: the topic was created again", place.topic, place.partition, high)
@@ -157,12 +157,12 @@ class Updater:
 
     def _count_lost(self, place: TopicPartition, wanted: int) -> None:
         """Count the messages from `wanted` on that the broker has removed, each once."""
-        known = (place.topic, place.partition)
-        first = max(wanted, self._lost_up_to.get(known, 0))
+        partition = (place.topic, place.partition)
+        first = max(wanted, self._lost_up_to.get(partition, 0))
         if first < place.offset:
-            log.warning("%s [%d]: messages %d to %d are gone", *known, first, place.offset - 1)
+            log.warning("%s [%d]: messages %d to %d are gone", *partition, first, place.offset - 1)
             self.applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
-            self._lost_up_to[known] = place.offset
+            self._lost_up_to[partition] = place.offset
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -194,8 +194,8 @@ class Updater:
     def take_whole(self, messages: list[Message]) -> list[Message]:
         """Return the messages to apply now.
 
-        A batch that a dead updater was publishing is applied as a whole, so that no reader sees an older row of a key after a
-        newer one.
+        A batch that a dead updater had begun to apply is applied as a whole, so that no reader sees an older row of a key after
+        a newer one.
         """
         for message in messages:
             if message.error() is not None:
@@ -224,7 +224,7 @@ class Updater:
         self._seen[place] = offset
 
     def _collect(self) -> list[Message]:
-        """Return the messages since the last batch, collected until COLLECT_S after it; none after a poll timeout."""
+        """Return the messages that came since the last batch, no sooner than COLLECT_S after it; none within a poll timeout."""
         first = self._consumer.consume(1, self._updates.poll_timeout_ms / 1e3)
         if not first:
             return first
