@@ -67,16 +67,16 @@ def _load(folder: Path, description: Description) -> Dataset:
     log_file, item_file, user_file = description.interactions, description.items, description.users
     log_names = [log_file.user_id, log_file.item_id, log_file.timestamp, log_file.label, log_file.weight]
     log = _read(folder, log_file.path, [*log_names, *description.context.columns])
-    catalogue, register = {}, {}
+    catalogue, user_table = {}, {}
     if item_file:
         roles = [item_file.item_id, item_file.title, item_file.category, item_file.provider]
         roles += [item_file.price, item_file.available, item_file.updated_at]
         catalogue = _read(folder, item_file.path, [*roles, *item_file.feature_columns])
     if user_file:
-        register = _read(folder, user_file.path, [user_file.user_id, *user_file.feature_columns])
+        user_table = _read(folder, user_file.path, [user_file.user_id, *user_file.feature_columns])
 
     item_columns = [log[log_file.item_id], *([catalogue[item_file.item_id]] if item_file else [])]
-    user_columns = [log[log_file.user_id], *([register[user_file.user_id]] if user_file else [])]
+    user_columns = [log[log_file.user_id], *([user_table[user_file.user_id]] if user_file else [])]
     item_ids, item_names = convert_ids(item_columns, allow_negative=False)
     user_ids, user_names = convert_ids(user_columns, allow_negative=True)
     ignored_ids = find_ids(log_file.ignore_items, item_names)
@@ -93,7 +93,7 @@ def _load(folder: Path, description: Description) -> Dataset:
     items = _make_item_table(items, description.items, catalogue, item_names)
     if item_file and item_file.available:
         _refuse_nothing_to_serve(items, catalogue[item_file.available])
-    users = _make_user_table(users, description.users, register)
+    users = _make_user_table(users, description.users, user_table)
     return Dataset(description, interactions, items, users, user_names, item_names, report, item_updates_s=times)
 
 
@@ -240,7 +240,10 @@ def _collect_entities(
     ignored: list[np.ndarray],
     report: Report,
 ) -> pd.DataFrame:
-    """Return every id of the log and of its side file (lists of at most one), sorted: id_name i8, row i8 in the file or -1."""
+    """Return every id of the log and of its side file, sorted: id_name int64, and its row in that file, int64, or -1.
+
+    columns, ids, ignored: the side file's column of ids, its ids, and which rows to leave out; each empty without one
+    """
     log_ids = interactions[id_name].unique()
     if not columns:
         return pd.DataFrame({id_name: np.sort(log_ids), "row": np.int64(-1)})
@@ -319,14 +322,14 @@ def _read_role_texts(column: Column, spec: Items) -> np.ndarray:
     return firsts
 
 
-def _make_user_table(users: pd.DataFrame, spec: Users | None, register: dict[str, Column]) -> pd.DataFrame:
+def _make_user_table(users: pd.DataFrame, spec: Users | None, user_table: dict[str, Column]) -> pd.DataFrame:
     """Return users (user_id, row) with the columns that Dataset.users describes."""
     row = users["row"].to_numpy()
     table = users[["user_id"]].copy()
     for name in spec.categorical if spec else []:
-        table[name] = _gather(register[name].read_texts(), row, None)
+        table[name] = _gather(user_table[name].read_texts(), row, None)
     for name in spec.continuous if spec else []:
-        table[name] = _gather(register[name].read_numbers(), row, np.nan).astype(np.float32)
+        table[name] = _gather(user_table[name].read_numbers(), row, np.nan).astype(np.float32)
     return table
 
 

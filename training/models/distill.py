@@ -66,8 +66,8 @@ class Lesson:
         blend, quality = find_best_blend(
             predict(model, self.validation), take_retrieval_z(self.validation), self.validation, blends
         )
-        known = self.teacher.quality | quality | {"teacher_quality": self.teacher.validated}
-        return Ranker(model, blend, known, compression, self.teacher.started, self.teacher.model)
+        all_quality = self.teacher.quality | quality | {"teacher_quality": self.teacher.validated}
+        return Ranker(model, blend, all_quality, compression, self.teacher.started, self.teacher.model)
 
 
 def make_student(teacher: DLRM, settings: RankerSettings) -> DLRM:
@@ -85,7 +85,7 @@ def distil(
     report: Report = print,
     start: Start | None = None,
 ) -> Ranker:
-    """Return a ranker of the shape in `settings` that imitates the teacher. start: as of `train_ranker`"""
+    """Return a ranker of the shape in `settings` that imitates the teacher. start: as in `train_ranker`"""
     torch.manual_seed(seed)
     model = make_student(lesson.teacher.model, settings)
     if start and start(model):
