@@ -78,7 +78,7 @@ def main(
         machine, dataset, gains = read_machine(), load_dataset(source), {}
         name = dataset.description.name
         for number, (set_name, learned) in enumerate(SETS.items()):
-            declared, repository = declare(dataset, learned), WORK / f"{name}-{number}"  # the tensors of a set are its own
+            declared, repository = declare(dataset, learned), WORK / f"{name}-{number}"  # each set has other tensors
             build_repository(take_exported_part(declared), repository, Settings(), Console(stderr=True))
             gains[set_name] = measure(declared, repository, most)
         command = f"python -m experiments.aggregations --data {source}"

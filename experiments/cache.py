@@ -251,8 +251,8 @@ def read_cache_hits(url: str) -> int:
 def main(
     repo: Annotated[Path, typer.Option(help="the repository that is served")] = Path("model_repository"),
     data: Annotated[str, typer.Option(help="data set whose log is replayed")] = "online-retail",
-    lines: Annotated[int, typer.Option(min=100, help="of the end of the log, for the hit rates")] = 60_000,
-    requests: Annotated[int, typer.Option(min=40, help="of them, for the times")] = 2_000,
+    lines: Annotated[int, typer.Option(min=100, help="lines at the end of the log, for the hit rates")] = 60_000,
+    requests: Annotated[int, typer.Option(min=40, help="how many of these lines, for the times")] = 2_000,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     results: ResultsFolder = RESULTS,
 ) -> None:

@@ -173,7 +173,7 @@ def add_version(
 
 def compile_for_generation(repository: Path, version_folder: Path, generation: int, values: Mapping[str, Any]) -> None:
     """Compile rules for a generation into a folder of the version's, durably. Raises ConfigError where they do not fit it."""
-    # here, because a supervisor of a server imports this module too, and does without compiled loops
+    # imported late: a server's supervisor imports this module too, and needs no compiled loops
     from serving.stages.features.ids import ItemIndex
     from serving.stages.rules.rules import Rules
 
@@ -226,10 +226,10 @@ def switch_to(folder: Path, number: int) -> None:
     make_durable(folder)
 
 
-def hand_over(path: Path, model: Path) -> None:
-    """Give what root wrote to the owner of `model`, such as the live store, because the server's user must read it."""
+def hand_over(path: Path, owned: Path) -> None:
+    """Give what root wrote to the owner of `owned`, such as the live store, because the server's user must read it."""
     if os.geteuid() == 0:
-        owner = model.stat()
+        owner = owned.stat()
         for each in (path, *path.rglob("*")):
             os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)
 

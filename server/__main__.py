@@ -79,7 +79,7 @@ def start(
         bool,
         typer.Option(
             "--gateway-optional",
-            help="nobody chose the port: a gateway that runs keeps its own; without one that can start, serve with a note",
+            help="nobody chose the port: keep that of a gateway that runs; if none can start, serve without, with a note",
         ),
     ] = False,
     unsupervised: Annotated[

@@ -66,7 +66,7 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
     A share of `cold_share` of them gets the id of an unknown user.
     """
     if not 0.0 <= cold_share <= 1.0:
-        raise ConfigError(f"The share of cold starts is {cold_share:g}; it lies between 0 and 1.")
+        raise ConfigError(f"The share of cold starts is {cold_share:g}; expected a number from 0 to 1.")
     users, user_of_row, rows_of_user = np.unique(requests["user_id"][:, 0], return_inverse=True, return_counts=True)
     rank = np.empty(len(users), np.int64)
     rank[np.argsort(-rows_of_user, kind="stable")] = np.arange(1, len(users) + 1)

@@ -1,4 +1,4 @@
-"""Write what was written to the disk, so that a power cut cannot take it back."""
+"""Flush files and folders to the disk, so that what was written survives a power cut."""
 
 from __future__ import annotations
 
