@@ -161,7 +161,7 @@ class AsyncRecommender(SharedClient):
 
     async def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
         """See Recommender."""
-        if not self.is_outdated(model, used):
+        if not self.forget_if_outdated(model, used):
             return None
         try:
             newer = await self._describe(model)

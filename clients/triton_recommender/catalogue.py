@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from triton_recommender.errors import CatalogueError
-from triton_recommender.folder import published_folder, read_json, read_names, read_pinned_generation, read_published_items
+from triton_recommender.folder import find_published_folder, read_json, read_names, read_pinned_generation, read_published_items
 from triton_recommender.ids import stable_id
 from triton_recommender.models import Notice, Query, Recommendations
 from triton_recommender.wire import validate_items
@@ -57,7 +57,7 @@ class Catalogue:
         path = Path(source)
         if path.is_file():
             return cls.from_document(read_json(path), text)
-        folder = published_folder(path, generation or read_pinned_generation(path))
+        folder = find_published_folder(path, generation or read_pinned_generation(path))
         item_ids, titles = read_published_items(folder)
         return cls(
             generation=int(folder.name),

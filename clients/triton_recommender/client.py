@@ -20,7 +20,7 @@ from triton_recommender.tensors import CHALLENGER, OBSERVE, PROBE_USER_ID, UPSER
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 DEFAULT_URL = "localhost:8001"
-REREAD_S = 2.0  # between two readings of a model's description because of calls that it does not allow
+REREAD_S = 2.0  # least time between two readings of a model's description after refused calls
 
 log = logging.getLogger("triton_recommender")
 
@@ -57,8 +57,8 @@ class SharedClient:
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
         self._described_s: dict[str, float] = {}
 
-    def is_outdated(self, model: str, used: ModelDescription) -> bool:
-        """Return whether a refused call should be encoded again: the server may have another description by now."""
+    def forget_if_outdated(self, model: str, used: ModelDescription) -> bool:
+        """Return whether to encode a refused call again: the server may have another description. Then forget the one used."""
         if self.models.get(model) is not used:  # the server refused it, or another call read a newer one
             return True
         if time.monotonic() - self._described_s[model] < REREAD_S:
@@ -101,7 +101,7 @@ class SharedClient:
         request_id = request_id or uuid.uuid4().hex
         model = {} if generation is None else {"model": CHALLENGER, "version": str(generation)}
         for part in _split(queries, signature.max_batch):
-            yield part, self._call(encode(part, signature), request_id=request_id, **model)
+            yield part, self._make_call(encode(part, signature), request_id=request_id, **model)
 
     def complete(
         self, answers: list[Recommendations], notices: list[tuple[Notice, ...]], request_id: str
@@ -129,7 +129,7 @@ class SharedClient:
         """Yield calls of `observe`, each with at most as many events as the server takes."""
         for part in _split(events, model.max_batch):
             keyed = all(event.event_id is not None for event in part)
-            yield self._call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
+            yield self._make_call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
 
     def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
         """Return the call of `upsert` for one item or user. Raises InvalidRequest."""
@@ -137,11 +137,11 @@ class SharedClient:
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
         if kind == "user":
             refuse_reserved(record_id)
-        return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
+        return self._make_call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
 
     def make_health_call(self, signature: Signature) -> Call:
         """Return one real request, which the servers' measurements of requests leave out."""
-        return replace(self._call(encode([Query(PROBE_USER_ID)], signature)), timeout_s=self.timeouts.connect)
+        return replace(self._make_call(encode([Query(PROBE_USER_ID)], signature)), timeout_s=self.timeouts.connect)
 
     def describe_span(self, call: Call) -> dict[str, str | int]:
         """Return the attributes of a call in a trace, without user ids."""
@@ -151,7 +151,7 @@ class SharedClient:
     def warn_of_stale_answers(self, error: CacheUnavailable) -> None:
         log.warning("cached answers of users with new events stay until they expire: %s", error)
 
-    def _call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
+    def _make_call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
         timeouts = self.timeouts
         return Call(
             inputs, queue_timeout_us=timeouts.queue_us, priority=self.priority, tell_server=timeouts.tell_server, **settings

@@ -44,7 +44,7 @@ def read_pinned_generation(repo: Path) -> int:
     return pins.pop()
 
 
-def published_folder(repo: Path, generation: int) -> Path:
+def find_published_folder(repo: Path, generation: int) -> Path:
     """Return the folder with a generation's names and titles. Raises CatalogueMissing if it holds none."""
     folder = repo / RECOMMEND / str(generation)
     if not (folder / "item_ids.npy").is_file():

@@ -197,7 +197,7 @@ class Recommender(SharedClient):
 
     def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
         """Return the description after a refused call, None where it is the same or cannot be read."""
-        if not self.is_outdated(model, used):
+        if not self.forget_if_outdated(model, used):
             return None
         try:
             newer = self._describe(model)

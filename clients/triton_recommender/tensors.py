@@ -25,7 +25,7 @@ class Degraded(IntFlag):
     RETRIEVE = 2  # fewer candidates than asked for
     RANK = 4
     RERANK = 8
-    LIVE = 16  # the live state is behind `after`, or away
+    LIVE = 16  # the live state is behind `after`, or cannot be read
 
 
 class Sources(IntFlag):

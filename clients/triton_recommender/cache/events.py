@@ -82,7 +82,7 @@ def follow_topic(
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
-    settings["auto.offset.reset"] = "earliest"  # where the next message was removed; the default skips those that are left
+    settings["auto.offset.reset"] = "earliest"  # if the next message was removed; the default would skip those that are left
     consumer, refreshed_s = Consumer(settings), float("-inf")
     assigned: set[int] = set()
     try:

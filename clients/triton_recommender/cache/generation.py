@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Belief:
+class KnownGeneration:
     """The generation that the server was last known to serve. A report on an earlier request never replaces a later one."""
 
     def __init__(self, max_age_s: float, clock_s: Callable[[], float]) -> None:
@@ -18,7 +18,7 @@ class Belief:
         generation, as_of_s = self._known
         return generation if self._clock_s() - as_of_s < self._max_age_s else None
 
-    def observed(self, generation: int, asked_s: float) -> None:
+    def record(self, generation: int, asked_s: float) -> None:
         """Record a generation that an answer reported.
 
         asked_s: when its request was sent; the generation may have changed since

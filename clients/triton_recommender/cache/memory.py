@@ -35,14 +35,14 @@ class MemoryCache(Cache):
         super().__init__(ttl_s, generation_age_s)
         if max_bytes < MIB:
             raise InvalidRequest(f"max_bytes is {max_bytes!r}; expected {MIB:,} (1 MiB) or more.")
-        self._answers: TTLCache = TTLCache(max_bytes, ttl_s, timer=clock_s, getsizeof=_size)
+        self._answers: TTLCache = TTLCache(max_bytes, ttl_s, timer=clock_s, getsizeof=_measure_bytes)
         self._tokens: LRUCache = LRUCache(max_bytes // ENTRY_BYTES)
         self._numbers = count()
         self._lock = Lock()
 
     def read(self, keys: Sequence[Key], generation: int) -> Lookup:
         with self._lock:
-            tokens = [self._token(key.user_id) for key in keys]
+            tokens = [self._get_token(key.user_id) for key in keys]
             cached = [self._answers.get((key, generation)) for key in keys]
         values = [entry[1] if entry and entry[0] == token else None for entry, token in zip(cached, tokens, strict=True)]
         return Lookup(tokens, values)
@@ -60,7 +60,7 @@ class MemoryCache(Cache):
                 self._tokens.pop(user_id, None)
         self.counts.add(forgotten=len(users))
 
-    def _token(self, user_id: int) -> bytes:
+    def _get_token(self, user_id: int) -> bytes:
         token = self._tokens.get(user_id)
         if token is None:
             token = self._tokens[user_id] = next(self._numbers).to_bytes(8, "little")
@@ -76,5 +76,5 @@ class MemoryCache(Cache):
         self.forget(user_ids)
 
 
-def _size(entry: tuple[bytes, bytes]) -> int:
+def _measure_bytes(entry: tuple[bytes, bytes]) -> int:
     return ENTRY_BYTES + len(entry[1])

@@ -21,7 +21,7 @@ from typing import Any
 
 from triton_recommender.cache.base import Cache, Entry, Lookup
 from triton_recommender.cache.entries import Key, Row, join_rows, make_keys, pack_row, take_row, unpack_row
-from triton_recommender.cache.generation import Belief
+from triton_recommender.cache.generation import KnownGeneration
 from triton_recommender.errors import DeadlineExceeded, RecommenderError
 from triton_recommender.models import Call, ModelDescription
 from triton_recommender.tensors import RECOMMEND
@@ -35,7 +35,7 @@ class _Caching:
 
     def __init__(self, inner, cache: Cache, new_flight) -> None:
         self._inner, self._cache, self._new_flight = inner, cache, new_flight
-        self._belief = Belief(cache.generation_age_s, time.monotonic)
+        self._known_generation = KnownGeneration(cache.generation_age_s, time.monotonic)
         self._model: ModelDescription | None = None
         self._flights: dict[Flight, Future | asyncio.Future] = {}
         self._lock = Lock()
@@ -65,7 +65,7 @@ class _Caching:
 
     def _generation(self, call: Call) -> Steps:
         """Return the serving generation; None when unknown, so that the request itself reports what is wrong."""
-        if (known := self._belief.generation) is not None:
+        if (known := self._known_generation.generation) is not None:
             return known
         asked_s = time.monotonic()
         try:
@@ -73,7 +73,7 @@ class _Caching:
         except RecommenderError:
             return None
         if generation is not None:
-            self._belief.observed(generation, asked_s)
+            self._known_generation.record(generation, asked_s)
         return generation
 
     def _split(self, flights: list[Flight], answers: list[Row | None]) -> tuple[dict[Flight, int], dict[int, Any]]:
@@ -137,7 +137,7 @@ class _Caching:
             inputs = {name: array[list(rows)] for name, array in inputs.items()}
         asked_s = time.monotonic()
         outputs = yield "infer", replace(call, inputs=inputs, timeout_s=left_s)
-        self._belief.observed(int(outputs["generation"][-1, 0]), asked_s)
+        self._known_generation.record(int(outputs["generation"][-1, 0]), asked_s)
         return outputs
 
 

@@ -9,7 +9,7 @@ import pytest
 from triton_recommender import CacheUnavailable, MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Entry
 from triton_recommender.cache.entries import Key, make_keys
-from triton_recommender.cache.generation import Belief
+from triton_recommender.cache.generation import KnownGeneration
 from triton_recommender.cache.memory import MIB
 
 
@@ -51,15 +51,15 @@ def test_memory_is_bounded_and_what_was_used_last_stays():
 
 def test_news_of_the_generation_counts_for_a_while_and_older_news_never_replaces_newer():
     clock = Clock()
-    belief = Belief(1.0, clock)
-    assert belief.generation is None
-    belief.observed(1, asked_s=0.0)
-    belief.observed(2, asked_s=0.5)
-    belief.observed(1, asked_s=0.4)  # an answer that took long
+    known_generation = KnownGeneration(1.0, clock)
+    assert known_generation.generation is None
+    known_generation.record(1, asked_s=0.0)
+    known_generation.record(2, asked_s=0.5)
+    known_generation.record(1, asked_s=0.4)  # an answer that took long
     clock.now_s = 1.4
-    assert belief.generation == 2
+    assert known_generation.generation == 2
     clock.now_s = 1.5
-    assert belief.generation is None
+    assert known_generation.generation is None
 
 
 @pytest.fixture
