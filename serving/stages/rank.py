@@ -147,7 +147,7 @@ class RankInputs:
             numbers[..., n_own + TOGETHER] = scale_strengths(strengths)
             if self.novelty is not None:
                 write_lifts(candidates, strengths, with_latest, self.novelty, lifts)
-        if self.sales and self.sales.follows:
+        if self.sales and self.sales.has_live_events:
             numbers[..., n_own + LIVE] = candidates < self.items.n_items
         return numbers, lifts
 

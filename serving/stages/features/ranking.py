@@ -49,7 +49,7 @@ TOGETHER, LIVE = _column("taken_together_since"), _column("is_live")
 N_FEATURES = len(list_feature_names())
 NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
-ALL_TAKEN = np.zeros(1, np.int64)  # training's histories have takings only
+ALL_TAKEN = np.zeros(1, np.int64)  # histories of training hold only items that were taken
 
 
 def compute_cross_features(
@@ -261,9 +261,9 @@ def write_logarithms(values, cross):
 
 @compiled
 def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, candidates, cross):
-    """Write popularity; popularity around the user's last visit, alone and relative to all time; first and latest sale after
-    it.
+    """Write an item's popularity: now, and around the user's last visit; and its first and latest sale after that visit.
 
+    The popularity around the visit is written alone, and relative to that of all time.
     An item that came after a user's last visit is new to that user; older items were not taken.
     idle_days: float32, from the last event of the history to the clock
     """

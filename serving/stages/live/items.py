@@ -104,7 +104,7 @@ class LiveItems(Generic[StageArrays]):
                     )
                     if self.trends:
                         self.trends.follow(snapshot, progress, headers, self.read_sequence)
-                    self.sales.follows = progress.latest_ms // 1_000 > self.sales.as_of_s
+                    self.sales.has_live_events = progress.latest_ms // 1_000 > self.sales.as_of_s
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
                         self.pairs.count(taken)
                     self.read_sequence = read_to

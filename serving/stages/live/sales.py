@@ -53,7 +53,7 @@ class LiveSales:
     learned: LEARNED_SALE [L] of the generation; None: those up to its clock, which `read` finds
     counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], the counts decayed as of last_s
     first_s, last_s: int64 [n_items + 1], first and latest event; clock_s: now. All times are feature time (timeline.py)
-    follows: whether an event of any kind came in a second after the generation's clock; set by `LiveItems`
+    has_live_events: whether an event of any kind came in a second after the generation's clock; set by `LiveItems`
     """
 
     items: ItemIndex
@@ -64,7 +64,7 @@ class LiveSales:
     first_s: np.ndarray = field(init=False)
     last_s: np.ndarray = field(init=False)
     clock_s: int = field(init=False)
-    follows: bool = field(default=False, init=False)
+    has_live_events: bool = field(default=False, init=False)
     _found_until: int | None = field(default=None, init=False)  # sequence up to which `read` has found `learned`
 
     def __post_init__(self) -> None:

@@ -14,9 +14,8 @@ class DamagedError(DependencyError):
 def is_damage(error: Exception) -> bool:
     """Return whether an error of RocksDB (mostly a bare Exception) means damage, not a full or inaccessible disk."""
     text = str(error)
-    lacks = "No such file or directory" in text and (
-        "/MANIFEST" in text or "/CURRENT" in text
-    )  # of other files: the writer has just replaced them
+    # Files of other names may be missing because the writer has just replaced them.
+    lacks = "No such file or directory" in text and ("/MANIFEST" in text or "/CURRENT" in text)
     return text.startswith("Corruption") or lacks
 
 
