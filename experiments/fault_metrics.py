@@ -1,6 +1,6 @@
 """Read the metrics pages of a server and its gateway during a fault, and find what an alert rule could see of it.
 
-A page shows a fault if it cannot be read (`up` is 0), or if a metric of deploy/prometheus/alerts.yml does what it does not do
+A page shows a fault if it cannot be read (`up` is 0), or if a metric of deploy/prometheus/alerts.yml behaves as it never does
 without faults: a counter that stands still rises, or a gauge is above the bound of its alert. Whether the alert fires depends
 on how long that lasts.
 """

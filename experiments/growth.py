@@ -2,7 +2,7 @@
 
     python -m experiments.growth --repo model_repository
 
-With C: the published pipeline with other values of C; for each, its index searches as widely as that C takes
+With C: the published pipeline with other values of C; for each, its index searches as widely as that C needs
 (training/retrieval/effort.py), and the recall is a figure too. With the catalogue: search and cross features over random arrays
 with the structure of a shop, without training. All sizes are loaded at once and take turns. The thread's processor time and the
 latency are measured; the figures are their slopes in logarithms, where 1 is linear.
@@ -84,7 +84,7 @@ def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, 
     calls, recalls = {}, []
     for size in sizes:
         effort = widen_search(search, widened_by, size)
-        calls[size] = call_pipeline(replace_candidates(pipeline, size), batches, effort)
+        calls[size] = make_pipeline_call(replace_candidates(pipeline, size), batches, effort)
         recall = compute_recall(search, judged_by, size)
         recalls.append(Figure(name=f"recall of exact search at C = {size:,}", values=[recall], at_least=WANTED_RECALL))
     return measure_axis("candidates C", calls, calls_per_size, LINEAR).figures + recalls
@@ -98,7 +98,7 @@ def widen_search(search: Search, queries: np.ndarray, count: int) -> int:
     return try_wider(search, queries, count)[-1].effort
 
 
-def call_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
+def make_pipeline_call(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
     index = extract_inverted_file(pipeline.stages["retrieve"].search.index) if effort else None
 
     def call(number: int) -> object:
@@ -121,12 +121,12 @@ def measure_catalogues(sizes: tuple[int, ...], calls_per_size: int, rng: np.rand
     calls = {}
     for n_items in sizes:
         step(f"a catalogue of {n_items:,} items")
-        calls[n_items] = call_catalogue(n_items, calls_per_size, rng)
+        calls[n_items] = make_catalogue_call(n_items, calls_per_size, rng)
     step("catalogues in turns")
     return measure_axis("items of the catalogue", calls, calls_per_size, SUB_LINEAR).figures
 
 
-def call_catalogue(n_items: int, n_requests: int, rng: np.random.Generator) -> Call:
+def make_catalogue_call(n_items: int, n_requests: int, rng: np.random.Generator) -> Call:
     """Return a call that takes one request through search and cross features."""
     factors, vectors = draw_shop(n_items, rng)
     statistics = draw_statistics(n_items, rng)

@@ -139,8 +139,8 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
 
 def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console) -> np.ndarray:
     """Return int64 [U, 20] positions from the shape that finds most validation items, trained once more with them."""
-    log = _, items, _ = encode_log(dataset, parts)
-    n_items, found = len(dataset.items), []
+    log = encode_log(dataset, parts)
+    items, n_items, found = log[1], len(dataset.items), []
     for shape in SHAPES:
         model = fit_sasrec(log, parts.learned, n_items, shape, seed)
         quality = Quality.of(ask_model(model, log, parts.validation, n_items), items[parts.validation], n_items)

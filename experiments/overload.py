@@ -112,7 +112,7 @@ def encode_queries(served: Served, count: int, rng: np.random.Generator) -> list
 
 
 def add_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes:
-    """Return an encoded request that says when its answer is no longer wanted: messages that are joined are merged."""
+    """Return an encoded request with the time until which its answer is wanted. Protobuf merges concatenated messages."""
     more = pb.ModelInferRequest()
     more.parameters[DEADLINE].int64_param, more.parameters[BUDGET].int64_param = int(deadline_unix_ms), budget_ms
     return body + more.SerializeToString()

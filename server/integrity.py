@@ -67,7 +67,7 @@ class ArtifactCheck:
         return bool(self._unreadable) or any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def _read_in_turn(self) -> Iterator[str]:
-        """Read HASH_BLOCK_BYTES at every step -> a fault, or "". Never ends."""
+        """Yield a fault, or "" for none, after every HASH_BLOCK_BYTES that are read. Never ends."""
         left = HASH_BLOCK_BYTES
         while True:
             yield ""

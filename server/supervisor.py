@@ -5,8 +5,8 @@
       └──────────────┘
 
 The pause doubles with every crash, from 0.2 s to 30 s, and starts anew after ten seconds without a crash. With --every, a
-process that exits with 0 is started again after SECONDS; between the runs it takes no memory. Its first run waits until a
-server that is just starting has the processor no longer.
+process that exits with 0 is started again after SECONDS; between the runs it takes no memory. Its first run waits some
+seconds, so as not to slow down a server that is just starting.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def describe_progress(folder: Path, most: int = MOST_SHOWN) -> dict[str, Any]:
 def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]]) -> Progress:
     """Return the progress of an experiment under its latest share.
 
-    exposures: as from live/exposures.py; log: of events (`live.archive.read_log`)
+    exposures: answers (live/exposures.py); log: events (`live.archive.read_log`)
     """
     since = pc.greater_equal(exposures["time_ms"], find_start_ms(experiment))
     own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
@@ -130,7 +130,8 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
 def find_start_ms(experiment: Experiment) -> int:
     """Return since when answers can belong to the period under its latest share, in unix milliseconds.
 
-    How an experiment ended replaces the time of the last share: the answers of one that is over tell their shares themselves.
+    The end of an experiment overwrites the time of the last change of its share. So all answers of one that is over are read;
+    each states the share under which it was given.
     """
     return experiment.changed_ms if experiment.runs else experiment.started_ms
 

@@ -18,7 +18,7 @@ from training.models.quantise import quantise
 from training.models.ranking_data import Requests
 from training.models.train_ranker import Ranker, RankerSettings, Report, Start, compute_rank_scores, measure_gains
 
-AFTERWARDS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
+FURTHER_STEPS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
 # Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
 LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
 
@@ -34,22 +34,22 @@ def compress(
 ) -> Ranker:
     """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
 
-    compression: "distilled", "pruned" or "int8"; settings: the shape of the student; start: its weights, as of `train_ranker`
+    compression: "distilled", "pruned" or "int8"; settings: the shape of the student; start: its weights, as in `train_ranker`
     """
     teacher = lesson.teacher
     student = choose(distil(lesson, settings, seed, report, start), teacher, lesson, report, least_kept)
     if student is teacher or compression == "distilled":
         return student
-    return choose(AFTERWARDS[compression](lesson, student, settings, seed, report), student, lesson, report, least_kept)
+    return choose(FURTHER_STEPS[compression](lesson, student, settings, seed, report), student, lesson, report, least_kept)
 
 
 def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, least_kept: float = LEAST_KEPT) -> Ranker:
     """Return the smaller ranker, or the one before it where it keeps too little of the teacher's quality."""
     teacher = lesson.teacher
-    kept, doubt = measure_kept_quality(smaller, teacher, lesson.validation)
+    kept, margin = measure_kept_quality(smaller, teacher, lesson.validation)
     report(f"{smaller.compression} ranker: {count_macs(smaller.model.shape):,} multiplications per candidate for "
-           f"{count_macs(teacher.model.shape):,}, {kept:.1%} ± {doubt:.1%} of the quality on validation requests")  # fmt: skip
-    if kept >= min(LEAST_SEEN, least_kept) and kept + doubt >= least_kept:
+           f"{count_macs(teacher.model.shape):,}, {kept:.1%} ± {margin:.1%} of the quality on validation requests")  # fmt: skip
+    if kept >= min(LEAST_SEEN, least_kept) and kept + margin >= least_kept:
         return smaller
     served = "the DLRM itself" if before is teacher else f"the {before.compression} one"
     report(f"{smaller.compression} ranker: that is too little, {served} is served")

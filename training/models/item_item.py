@@ -46,12 +46,12 @@ def fit_neighbours(
         return _make_lists([weights], n_items, settings.neighbours)
     pairs = _PairsOutside.of(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
     blocks = list(pairs.split())
-    left, often = TimeLeft(len(blocks)), 1 + len(blocks) // 10
+    left, blocks_per_report = TimeLeft(len(blocks)), 1 + len(blocks) // 10
 
     def weigh_blocks() -> Iterator[sp.csr_matrix]:
         for number, rows in enumerate(blocks, start=1):
             yield weights[rows] + pairs.weigh(rows)
-            if number % often == 0:
+            if number % blocks_per_report == 0:
                 say(f"  item-item: block {number} of {len(blocks)}, {left.describe(number)}")
 
     return _make_lists(weigh_blocks(), n_items, settings.neighbours)
