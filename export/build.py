@@ -102,7 +102,8 @@ def build_repository(
 
         start_from = learning.start_from if learning else None
         sources = try_sources(dataset, features, settings, plugin.serves_sequences, start_from, progress)
-        choices, retrieval, earlier = sources.choices, sources.retrieval, sources.past.retriever.retriever.sequence
+        choices, retrieval = sources.choices, sources.retrieval
+        earlier_sequence = sources.past.retriever.retriever.sequence
         rng = np.random.default_rng(settings.pipeline.seed)
         lessons = make_lessons(dataset, features, sources.past, settings, rng, progress)
         del sources  # of a large log, the retriever of the past takes gigabytes
@@ -111,7 +112,7 @@ def build_repository(
         ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, start)
         del lessons
         if learning:  # before the stages are written, which changes the network
-            keep_weights(learning, features, earlier, retriever, ranking)
+            keep_weights(learning, features, earlier_sequence, retriever, ranking)
 
         trained = Trained(features, choices, retriever, ranking)
         reports = write_generation(staging, dataset, trained, axes, settings, progress)
@@ -121,7 +122,7 @@ def build_repository(
     return generation
 
 
-class Sources(NamedTuple):
+class ChosenSources(NamedTuple):
     """The candidate sources that a trial chose.
 
     retrieval: settings of the retriever to serve; past: fits retrievers for training the ranker
@@ -166,7 +167,7 @@ def try_sources(
     may_serve_sequences: bool,
     start_from: Path | None,
     progress: Progress,
-) -> Sources:
+) -> ChosenSources:
     """Choose the candidate sources on a validation split. start_from: folder of weights; None: learn from scratch"""
     with progress.phase("sources") as phase:
         n_positives = int(dataset.interactions["positive"].sum())
@@ -175,7 +176,7 @@ def try_sources(
         why_no_sequence = "this profile serves none" if not may_serve_sequences else explain_no_sequence(settings, n_positives)
         not_tried = NotTried(why_no_sequence, explain_no_graph(settings, n_positives))
         tried = replace(tried, start_from=start_from)
-        sources = Sources(*choose_sources(dataset, features, tried, progress.note_detail, not_tried))
+        sources = ChosenSources(*choose_sources(dataset, features, tried, progress.note_detail, not_tried))
         phase.result = describe_sources(sources.choices)
     return sources
 
@@ -191,14 +192,16 @@ def fit_retriever(dataset: Dataset, features: Features, retrieval: RetrievalSett
 def make_lessons(
     dataset: Dataset,
     features: Features,
-    of_the_past: FitTrainingRetriever,
+    fit_past_retriever: FitTrainingRetriever,
     settings: Settings,
     rng: np.random.Generator,
     progress: Progress,
 ) -> Lessons:
     """Make the ranker's training requests, with candidates of retrievers that were fitted before the labels."""
     with progress.phase("requests") as phase:
-        lessons = collect_lessons(dataset, dataset.interactions, features, of_the_past, choose_ranking_settings(settings), rng)
+        lessons = collect_lessons(
+            dataset, dataset.interactions, features, fit_past_retriever, choose_ranking_settings(settings), rng
+        )
         phase.result = f"{sum(map(len, lessons.teaching)):,} to learn from, {len(lessons.validation):,} to validate"
     return lessons
 

@@ -92,7 +92,7 @@ class RerankOutputs:
         scores, broken = _add_correction(best.rank_scores, best.valid, correction, np.float32(self.settings.trust))
         broken |= replace_non_finite(scores, best)
         user_ids = inputs["user_id"][:, 0]
-        columns, propensities = self.rules.apply_and_tell(best.positions, scores, user_ids, self.items_returned)
+        columns, propensities = self.rules.apply_with_propensities(best.positions, scores, user_ids, self.items_returned)
         if self.items.has_newcomers and self.settings.newcomer_share:
             self.explore(columns, propensities, best.positions, user_ids)
         item_ids, scores, sources = _gather_served(columns, best.ids, scores, best.sources)

@@ -128,26 +128,28 @@ def write_pairs(
             read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row], candidates[row])
         if row + 1 < len(candidates):  # fetch the next request's rows while this one is computed
             read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row + 1], candidates[row + 1])
-        own, listed, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
-        n_distinct, idle_days = weigh_by_recency(own, n_items, recent), np.float32(0.0)
+        request_history, request_candidates, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
+        n_distinct, idle_days = weigh_by_recency(request_history, n_items, recent), np.float32(0.0)
         if n_distinct > 0 and 0 < history_age_days[row, 0] < np.inf:
             idle_days = history_age_days[row, 0]
         values[:, SCORE] = retrieval_scores[row]
-        sum_affinities(neighbours, neighbour_weights, own, recent, n_distinct, listed, column_of, values)
-        write_standardized(values, listed, n_items, cross)
+        sum_affinities(
+            neighbours, neighbour_weights, request_history, recent, n_distinct, request_candidates, column_of, values
+        )
+        write_standardized(values, request_candidates, n_items, cross)
         write_logarithms(values, cross)
-        write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, listed, cross)
-        write_group_shares(groups, own, recent, n_distinct, listed, group_counts, cross)
+        write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, request_candidates, cross)
+        write_group_shares(groups, request_history, recent, n_distinct, request_candidates, group_counts, cross)
         since = first_taken[row % len(first_taken)]
-        write_repeats(own[since:], history_age_days[row, since:], n_items, listed, column_of, cross)
+        write_repeats(request_history[since:], history_age_days[row, since:], n_items, request_candidates, column_of, cross)
         length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
-        for place in range(len(listed)):
+        for place in range(len(request_candidates)):
             cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
             cross[place, TOGETHER], cross[place, LIVE] = 0.0, 0.0  # written later, where there are live events
-            if listed[place] == n_items:
+            if request_candidates[place] == n_items:
                 cross[place] = 0.0
             for number in range(n_numbers):
-                pairs[row, place, number] = item_numbers[listed[place], number]
+                pairs[row, place, number] = item_numbers[request_candidates[place], number]
 
 
 @compiled

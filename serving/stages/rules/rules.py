@@ -71,10 +71,10 @@ class Rules:
             self.config, self.items, self._passes, self._in_group = other.config, other.items, other._passes, other._in_group
 
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
-        """Return the columns of `apply_and_tell` alone."""
-        return self.apply_and_tell(item_position, scores, user_id, k)[0]
+        """Return the columns of `apply_with_propensities` alone."""
+        return self.apply_with_propensities(item_position, scores, user_id, k)[0]
 
-    def apply_and_tell(
+    def apply_with_propensities(
         self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Choose and order the served items, and say how probable each was at its place.
