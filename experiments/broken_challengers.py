@@ -137,7 +137,7 @@ def try_broken(
 
 
 def try_harmless(front: Storefront, same: int, planned: int, rng: np.random.Generator) -> list[Figure]:
-    """Meet a challenger that has the champion's own models. same: a generation; planned: as of `try_broken`"""
+    """Meet a challenger that has the champion's own models. same: a generation; planned: as in `try_broken`"""
     ended, answers = front.try_out(Experiment("harmless", 0, same, SHARE, promotes=True), int(2 * MOST_SEEN * planned), rng)
     say(f"a harmless challenger {describe(ended)} after {answers} answers")
     return [

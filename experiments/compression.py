@@ -64,7 +64,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 class Workload:
     """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests.
 
-    without_events: as of `train_ranker`
+    without_events: as in `train_ranker`
     imitated: what students learn from: requests with live events, and those of other users after the training part
     """
 

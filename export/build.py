@@ -84,7 +84,7 @@ def build_repository(
     """Train on the whole log and publish. Return the generation. Raises ConfigError, ExportError or ArtifactError.
 
     learning: what to start from and where to keep what is learned; None: train from scratch, and keep nothing
-    keep: as of `Staging`
+    keep: as in `Staging`
     """
     refuse_lost_log(dataset, repository)
     plugin, progress = load_profile(profile), Progress(console, verbose)

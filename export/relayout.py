@@ -41,7 +41,7 @@ def relayout(
     """Publish again and return the generation in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
     candidates: another C than the export's, for measurements; the search effort is tuned for it
-    beside: as of `Staging.publish`; keep: as of `Staging`
+    beside: as in `Staging.publish`; keep: as in `Staging`
     reason: of the publication, for the manifest: the record has it from there if this process is killed before it writes one
     """
     if source.resolve() == repository.resolve():

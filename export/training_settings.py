@@ -99,7 +99,7 @@ def choose_ranking_settings(settings: Settings) -> RankingSettings:
 
 
 def choose_trainer(settings: Settings, features: Features, start: Start | None) -> TrainRanker:
-    """Return the function that trains the ranker, or imports a model that HugeCTR trained. start: as of `train_ranker`"""
+    """Return the function that trains the ranker, or imports a model that HugeCTR trained. start: as in `train_ranker`"""
     if not settings.hugectr.model:
         return partial(train_ranker, start=start)
     return import_ranker(Path(settings.hugectr.model), settings.hugectr.name, features)

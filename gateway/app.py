@@ -37,7 +37,7 @@ from gateway.questions import (
     JsonResponse,
     Parameters,
     describe_parameters,
-    error_response,
+    make_error_response,
     read_question,
     read_visitor_and_item,
 )
@@ -135,7 +135,7 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
         else:
             return refusal.make_response()
     except RecommenderError as error:
-        return error_response(STATUS.get(error.status, 503), error.status, str(error))
+        return make_error_response(STATUS.get(error.status, 503), error.status, str(error))
     timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
     timings = ", ".join(f"{part};dur={spent_ms:.2f}" for part, spent_ms in timings_ms.items())
     return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"], "server-timing": timings})

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from gateway.faults import describe_fault
-from gateway.questions import STATUS, JsonResponse, error_response
+from gateway.questions import STATUS, JsonResponse, make_error_response
 from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.errors import RequestError
 from triton_recommender import RecommenderError
@@ -18,26 +18,26 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RecommenderError)
     async def answer_client_error(_: Request, error: RecommenderError) -> JsonResponse:
-        return error_response(STATUS.get(error.status, 503), error.status, str(error))
+        return make_error_response(STATUS.get(error.status, 503), error.status, str(error))
 
     @app.exception_handler(RequestError)
     async def answer_malformed_request(_: Request, error: RequestError) -> JsonResponse:
-        return error_response(STATUS[error.status], error.status, str(error))
+        return make_error_response(STATUS[error.status], error.status, str(error))
 
     @app.exception_handler(ServingError)
     async def answer_repository_error(_: Request, error: ServingError) -> JsonResponse:
-        return error_response(503, "UNAVAILABLE", str(error))
+        return make_error_response(503, "UNAVAILABLE", str(error))
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid_request(_: Request, error: RequestValidationError) -> JsonResponse:
         fault = error.errors()[0]
-        return error_response(400, "INVALID_ARGUMENT", describe_fault(fault, fault["loc"][-1:]))
+        return make_error_response(400, "INVALID_ARGUMENT", describe_fault(fault, fault["loc"][-1:]))
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(request: Request, error: HTTPException) -> JsonResponse:
         if error.status_code == 404:
             path = request.url.path
-            return error_response(404, "NOT_FOUND", f"There is nothing at {path}. /openapi.json lists the paths.")
+            return make_error_response(404, "NOT_FOUND", f"There is nothing at {path}. /openapi.json lists the paths.")
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
             message = (
@@ -45,10 +45,10 @@ def handle_errors(app: FastAPI) -> None:
             )
         else:
             message = str(error.detail)
-        response = error_response(error.status_code, "HTTP", message)
+        response = make_error_response(error.status_code, "HTTP", message)
         response.headers.update(error.headers or {})  # such as the methods that a path allows
         return response
 
     @app.exception_handler(Exception)
     async def answer_unexpected_error(_: Request, error: Exception) -> JsonResponse:
-        return error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")
+        return make_error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

@@ -156,7 +156,7 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-def error_response(status: int, code: str, message: str) -> JsonResponse:
+def make_error_response(status: int, code: str, message: str) -> JsonResponse:
     """Return an error in the form of every route: {"error": {"code", "message"}}."""
     return JsonResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
 

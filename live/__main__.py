@@ -52,7 +52,7 @@ from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.models import LiveSettings, Observe
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
-Repo = Annotated[Path, typer.Option(help="model repository; its live store lies beside it")]
+Repo = Annotated[Path, typer.Option(help="model repository; its live store is beside it")]
 DEFAULT = Path("model_repository")
 
 

@@ -227,7 +227,7 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
 
 
 def read_removed_ms(folder: Path) -> int:
-    """Return until when answers were removed, unix milliseconds; 0 for none. folder: as of `list_exposure_files`
+    """Return until when answers were removed, unix milliseconds; 0 for none. folder: as in `list_exposure_files`
 
     Raises ArtifactError for a file that cannot be read.
     """

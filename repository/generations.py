@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from repository.challenger import read_challengers, remove_challenger
-from repository.lock import publication_lock
+from repository.lock import hold_publication_lock
 from repository.models import Model, read_repository, write_config
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ConfigError
@@ -42,7 +42,7 @@ def find_newest(repo: Path) -> tuple[int, float] | None:
 
 def pin(repo: Path, generation: int) -> None:
     """Pin the repository to one of its generations. Only `activate` moves a running server. Raises ConfigError."""
-    with publication_lock(repo):
+    with hold_publication_lock(repo):
         require_published(repo, generation)
         write_pins(repo, generation)
 
@@ -53,7 +53,7 @@ def drop_challenger(repo: Path) -> None:
     Running servers must have unloaded the challenger. Raises ConfigError or ArtifactError, and ServerError if another process
     holds the publication lock.
     """
-    with publication_lock(repo):
+    with hold_publication_lock(repo):
         remove_challenger(repo)
         write_pins(repo, read_pinned_generation(repo))
 

@@ -20,7 +20,7 @@ POLL_S = 0.05
 
 
 @contextmanager
-def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+def hold_publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Lock `repo` against other publications and moves; not reentrant.
 
     Raises ServerError after `timeout_s` of waiting, ConfigError where there is no repository, or none that can be written.

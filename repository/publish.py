@@ -40,7 +40,7 @@ from repository.config import (
     read_layout,
 )
 from repository.generations import list_published_generations, write_pins
-from repository.lock import publication_lock
+from repository.lock import hold_publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
 from repository.registry import find_holders, read_acts, record_late
@@ -199,7 +199,7 @@ class Staging:
         """
         for name in self.models:
             verify_manifest(self.folder(name))
-        with publication_lock(self.repository):
+        with hold_publication_lock(self.repository):
             previous = self.check_contract(specs) or self.generation
             if beside is not None and previous != beside:
                 raise ExportError(

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from repository.challenger import read_added_ms, read_challengers, remove_challenger, write_challenger
 from repository.generations import order_models, require_published, write_pins
-from repository.lock import publication_lock
+from repository.lock import hold_publication_lock
 from repository.models import Model, read_repository
 from server.generations import DRAIN_TIMEOUT_S, LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
 from server.health import open_local_client
@@ -32,7 +32,7 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
     The champion is pinned too. Raises ConfigError when `generation` is not published or is the champion, ServerError when it
     does not fit into memory or does not load; the champion is then served as before.
     """
-    with publication_lock(repo):
+    with hold_publication_lock(repo):
         require_published(repo, generation)
         champion = find_served_generation(grpc_url)
         if generation == champion:
@@ -65,7 +65,7 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
     until_ms: leave one that was added later than this, in unix milliseconds. Raises ServerError when the server does not answer
     or cannot unload it.
     """
-    with publication_lock(repo):
+    with hold_publication_lock(repo):
         champion, loaded = find_served_generation(grpc_url), read_challengers(repo) or find_loaded_challengers(grpc_url)
         if not loaded or (until_ms is not None and read_added_ms(repo) > until_ms):
             return None

@@ -34,7 +34,7 @@ from tritonclient.utils import InferenceServerException
 
 from repository.challenger import read_challengers
 from repository.generations import order_models, read_pinned_to, require_published, write_pins
-from repository.lock import publication_lock
+from repository.lock import hold_publication_lock
 from repository.models import Model, read_repository
 from server.health import find_held_versions, open_local_client, read_model_states
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
@@ -57,7 +57,7 @@ def activate(grpc_url: str, repo: Path, generation: int, writes: bool = True) ->
 
     Raises ConfigError when the generation is not published; ServerError when the server refuses it and keeps the old one.
     """
-    with publication_lock(repo) if writes else contextlib.nullcontext():
+    with hold_publication_lock(repo) if writes else contextlib.nullcontext():
         published = require_published(repo, generation)
         old = find_served_generation(grpc_url)
         if writes and old != generation and (others := read_challengers(repo)):
@@ -184,13 +184,13 @@ def find_pinned_generation(repo: Path) -> int:
 
 
 @contextlib.contextmanager
-def pinned_to(repo: Path, generation: int) -> Iterator[bool]:
+def pin_while_starting(repo: Path, generation: int) -> Iterator[bool]:
     """Pin a repository to a generation while a server starts, and afterwards to the former one again.
 
-    Yield whether its configs name the generation: not where they name another one and cannot be written.
+    Yield whether its configs name the generation: False if they name another one and cannot be written.
 
     So a restarted server serves the same generation as before, whatever was published since. Nothing is published while the
-    server loads; only where the repository is pinned to the generation already, it also starts if the lock cannot be had.
+    server loads. If the repository is pinned to the generation already, the server also starts without the lock.
     """
     with contextlib.ExitStack() as stack:
         yield generation == 0 or _pin_meanwhile(stack, repo, generation)
@@ -200,7 +200,7 @@ def _pin_meanwhile(stack: contextlib.ExitStack, repo: Path, generation: int) -> 
     """Pin a repository until `stack` is closed. Return whether its configs name the generation."""
     is_pinned = generation == find_pinned_generation(repo)
     try:
-        stack.enter_context(publication_lock(repo, PUBLICATION_TIMEOUT_S) if is_pinned else publication_lock(repo))
+        stack.enter_context(hold_publication_lock(repo, PUBLICATION_TIMEOUT_S) if is_pinned else hold_publication_lock(repo))
     except ConfigError:  # the repository is read-only
         return is_pinned
     except ServerError:  # another process keeps the lock

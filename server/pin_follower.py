@@ -14,7 +14,7 @@ from pathlib import Path
 
 from repository.experiments import follow_experiment
 from repository.file_stamps import Stamp, read_stamp
-from repository.lock import publication_lock
+from repository.lock import hold_publication_lock
 from server.control import activate
 from server.generations import PUBLICATION_TIMEOUT_S
 from server.integrity import is_intact
@@ -67,7 +67,7 @@ class PinFollower:
             raise ArtifactError(f"Files of generation {pinned} in {repo} are not as they were published. Pin another one.")
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ConfigError):  # read-only: no experiment can begin here either
-                stack.enter_context(publication_lock(repo, PUBLICATION_TIMEOUT_S))
+                stack.enter_context(hold_publication_lock(repo, PUBLICATION_TIMEOUT_S))
             if self._is_experimenting():
                 raise ServerError("an experiment has begun.")
             if (now := read_pinned_generation(repo)) != pinned:  # pinned back while this waited for the lock

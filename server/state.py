@@ -49,7 +49,7 @@ class ServerState:
 
     def save(self, run_dir: Path) -> None:
         """Write the state file, as a whole."""
-        with _locked(run_dir, self.ports.grpc) as path:
+        with _hold_state_lock(run_dir, self.ports.grpc) as path:
             self._write(path)
 
     def change(self, run_dir: Path, **changes: Any) -> ServerState:
@@ -57,7 +57,7 @@ class ServerState:
 
         Nothing is saved for a server that was stopped or replaced meanwhile.
         """
-        with _locked(run_dir, self.ports.grpc) as path:
+        with _hold_state_lock(run_dir, self.ports.grpc) as path:
             saved = read_state(path)
             if saved is None or saved.tag != self.tag:
                 return replace(self, **changes)
@@ -73,14 +73,14 @@ class ServerState:
 
     def forget(self, run_dir: Path) -> None:
         """Remove the state file, unless another server has the port by now."""
-        with _locked(run_dir, self.ports.grpc) as path:
+        with _hold_state_lock(run_dir, self.ports.grpc) as path:
             saved = read_state(path)
             if saved is None or saved.tag == self.tag:
                 path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def _locked(run_dir: Path, grpc_port: int) -> Iterator[Path]:
+def _hold_state_lock(run_dir: Path, grpc_port: int) -> Iterator[Path]:
     """Hold a lock on a state file, which a command and the supervisor may change at the same time. Yield the file's path."""
     path = make_state_path(run_dir, grpc_port)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ from server import control, gateway, processes
 from server.challenger_files import ChallengerFiles
 from server.control import end_server, stop_server
 from server.environment import PROJECT
-from server.generations import LOAD_TIMEOUT_S, pinned_to
+from server.generations import LOAD_TIMEOUT_S, pin_while_starting
 from server.guard import ExperimentGuard
 from server.health import open_local_client
 from server.integrity import ArtifactCheck, is_intact
@@ -194,7 +194,7 @@ class Watch:
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:
-                with pinned_to(state.repo, generation) as is_pinned:
+                with pin_while_starting(state.repo, generation) as is_pinned:
                     server.start(None if is_pinned else generation)
             except (RecommenderError, OSError) as error:
                 if server.process is None or server.process.poll() is not None:

@@ -63,7 +63,7 @@ def bound_same_user(user_ids: np.ndarray, rows: int) -> float:
 
 
 def bound_psi(references: list[Reference], same_user: float) -> list[Reference]:
-    """Return the references with their bounds. Together they share FALSE_ALARMS. same_user: as of `Reference`"""
+    """Return the references with their bounds. Together they share FALSE_ALARMS. same_user: as in `Reference`"""
     chance = FALSE_ALARMS / len(references)
     return [
         replace(own, psi_bounds=compute_psi_bounds(own.shares, own.rows, chance), same_user=same_user) for own in references

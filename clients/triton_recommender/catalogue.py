@@ -105,9 +105,9 @@ class Catalogue:
         Where ids are integers, the catalogue lists no users, so notices are of items only.
         """
         notices: list[Notice] = []
-        user_id = self._noticed("user_id", query.user_id, self.user_id, self.user_names, notices)
-        history = None if query.history is None else self._items("history", query.history, notices)
-        exclude = self._items("exclude", query.exclude, notices)
+        user_id = self._resolve_id("user_id", query.user_id, self.user_id, self.user_names, notices)
+        history = None if query.history is None else self._resolve_items("history", query.history, notices)
+        exclude = self._resolve_items("exclude", query.exclude, notices)
         return replace(query, user_id=user_id, history=history, exclude=exclude), tuple(notices)
 
     @overload
@@ -116,17 +116,17 @@ class Catalogue:
     def user_id(self, user: None) -> None: ...
     def user_id(self, user: int | str | None) -> int | str | None:
         """Return the id of a user. A text that cannot be an id is returned unchanged."""
-        return self._id(user, self.user_names, self._known_users)
+        return self._find_id(user, self.user_names, self._known_users)
 
     def item_id(self, item: int | str) -> int | str:
         """Return the id of an item. A text that cannot be an id is returned unchanged."""
-        return self._id(item, self.item_names, self._known_items)
+        return self._find_id(item, self.item_names, self._known_items)
 
     def describe(self, answer: Recommendations) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
         """Return the names and the titles of an answer's items."""
         return tuple(map(self.item_name, answer.item_ids)), tuple(map(self.title, answer.item_ids))
 
-    def foreign_items(self, answer: Recommendations) -> list[int]:
+    def find_foreign_items(self, answer: Recommendations) -> list[int]:
         """Return the items of an answer that the catalogue does not list; none if it lists no items."""
         return [item_id for item_id in answer.item_ids if item_id not in self.item_ids] if self.item_ids else []
 
@@ -144,11 +144,11 @@ class Catalogue:
     def _known_users(self) -> dict[int, str]:
         return {number: name for name, number in self.user_names.items()}
 
-    def _items(self, field_name: str, items: object, notices: list[Notice]) -> list[int | str]:
+    def _resolve_items(self, field_name: str, items: object, notices: list[Notice]) -> list[int | str]:
         listed = validate_items(items, field_name)
-        return [self._noticed(field_name, item, self.item_id, self.item_names, notices) for item in listed]
+        return [self._resolve_id(field_name, item, self.item_id, self.item_names, notices) for item in listed]
 
-    def _noticed(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
+    def _resolve_id(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
         resolved = resolve(value)
         checkable = names or (field_name != "user_id" and self.item_ids)
         if checkable and value is not None and not self._is_known(field_name, value, resolved, names):
@@ -165,24 +165,24 @@ class Catalogue:
         if not names:
             return not isinstance(resolved, Integral) or resolved in self.item_ids
         if isinstance(value, str):
-            return value in names or resolved == _whole_number(value)
+            return value in names or resolved == _parse_whole_number(value)
         if field_name == "user_id":
             return resolved in self._known_users
         return resolved in self._known_items or resolved in self.item_ids
 
-    def _id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
+    def _find_id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
         if not isinstance(value, str):
             return value
         if value in names:
             return names[value]
-        number = _whole_number(value)
+        number = _parse_whole_number(value)
         if names or self.text_ids:
             # Where ids are text, a number is an id only if it was published.
-            return number if number in known else _free_id(value, known)
+            return number if number in known else _find_free_id(value, known)
         return value if number is None else number
 
 
-def _whole_number(text: str) -> int | None:
+def _parse_whole_number(text: str) -> int | None:
     """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
     try:
         return int(text) if str(int(text)) == text else None
@@ -190,7 +190,7 @@ def _whole_number(text: str) -> int | None:
         return None
 
 
-def _free_id(text: str, known: Mapping[int, str]) -> int:
+def _find_free_id(text: str, known: Mapping[int, str]) -> int:
     """Return the first of a text's possible ids that no known text has."""
     attempt = 0
     while (candidate := stable_id(text, attempt)) in known:

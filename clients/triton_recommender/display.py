@@ -86,7 +86,7 @@ def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str
 
     It lacks items that were upserted since the export, too, but a list shows few of them.
     """
-    foreign = names.foreign_items(answer)
+    foreign = names.find_foreign_items(answer)
     if 2 * len(foreign) > len(answer):
         err.print(
             f"warning: {len(foreign)} of the {len(answer)} items, such as {foreign[0]}, are not in the catalogue of "

@@ -23,7 +23,7 @@ FIRST_USER_ID = -(1 << 62)  # ids below it belong to sessions
 def session_id(session: str) -> int:
     """Return the id of a visitor without a user id, from the shop's name of the session.
 
-    It lies below FIRST_USER_ID by 1 plus the first 61 bits of the name's BLAKE2b digest, so it is no user's id.
+    It is below FIRST_USER_ID by 1 plus the first 61 bits of the name's BLAKE2b digest, so it is no user's id.
     Raises InvalidRequest for a text that UTF-8 cannot encode.
     """
     digest = blake2b(_encode(session), digest_size=8).digest()

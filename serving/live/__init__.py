@@ -6,6 +6,6 @@
                                                               │
     preprocess, retrieve, rank ◀── Reader ◀── read-only transactions of other processes, no locks, no copies
 
-One LMDB environment per shop lies beside the repository. The log and the state that follows from it change in the same
+One LMDB environment per shop is beside the repository. The log and the state that follows from it change in the same
 transaction, so after a crash both are there or neither is, and no event is applied twice.
 """

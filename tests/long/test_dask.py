@@ -100,7 +100,7 @@ def test_a_cluster_gives_the_features_of_this_process(settings, dataset, workers
 
     rows = np.arange(len(log))
     clocks_s = log["timestamp"].to_numpy()
-    moments = here.log.before(log["user_id"].to_numpy(), clocks_s)
+    moments = here.log.find_moments_before(log["user_id"].to_numpy(), clocks_s)
     context = take_context(log, here.context)
     ours, theirs = (features.encode_moments(moments, clocks_s, context) for features in (here, there))
     np.testing.assert_array_equal(theirs.user_categorical, ours.user_categorical)

@@ -18,7 +18,7 @@ from export.relayout import relayout
 from repository.challenger import read_challengers, write_challenger
 from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
-from repository.lock import publication_lock
+from repository.lock import hold_publication_lock
 from repository.model_files import write_warmup
 from repository.models import read_config, read_repository
 from repository.publish import Staging, find_served_generation, hold_nothing, list_versions
@@ -344,7 +344,7 @@ def test_two_exports_into_one_repository_do_not_mix(tmp_path):
 def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(published, monkeypatch):
     repository = published()
     monkeypatch.setattr("repository.lock.time", PatientClock())
-    with publication_lock(repository), pytest.raises(ServerError, match="Another publication or move has held"):
+    with hold_publication_lock(repository), pytest.raises(ServerError, match="Another publication or move has held"):
         publish_once(repository)
     assert (find_served_generation(repository), list_versions(repository)) == (1, {1})
     assert publish_once(repository) == 2

@@ -106,7 +106,7 @@ class Features:
 
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users as the store serves them: after the whole training log, at its clock."""
-        return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
+        return self.encode_moments(self.log.find_moments_at_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
 
     def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users at each moment of `log`. clocks: int64 [N] unix seconds to which ages are counted."""
@@ -234,7 +234,7 @@ def collect_training_columns(
     Each example sees the log up to its second (exclusive), which hides its own basket.
     """
     side, examples = schema.user, train.iloc[rows]
-    moments = log.before(examples["user_id"].to_numpy(), examples["timestamp"].to_numpy())
+    moments = log.find_moments_before(examples["user_id"].to_numpy(), examples["timestamp"].to_numpy())
     wanted = {column.name for column in side.categories} | {column.name for column in side.numbers}
     wanted |= {column.source for column in side.bins}
     timestamps, given = examples["timestamp"].to_numpy(), take_context(examples, context)

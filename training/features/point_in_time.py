@@ -2,9 +2,9 @@
 
     events sorted by (user, time)  ─▶  a moment is a position in that order: the user's events before it are the past
 
-A moment is either before a time (`before`: events of the same second, one basket, do not see each other) or before a row of
-the log (`before_rows`: earlier rows of the same basket are visible). Sums over the past are differences of running sums, and
-histories are windows, so nothing loops over events.
+A moment is either before a time (`find_moments_before`: events of the same second, one basket, do not see each other) or before
+a row of the log (`find_moments_before_rows`: earlier rows of the same basket are visible). Sums over the past are differences
+of running sums, and histories are windows, so nothing loops over events.
 """
 
 from __future__ import annotations
@@ -73,20 +73,20 @@ class EventLog:
         """The clock of a store filled from this log: its latest event time."""
         return self._first_time + self._span - 2
 
-    def before(self, user_ids: np.ndarray, timestamps: np.ndarray) -> Moments:
+    def find_moments_before(self, user_ids: np.ndarray, timestamps: np.ndarray) -> Moments:
         """Return moments whose past is strictly before each unix second. user_ids, timestamps: int64 [N]."""
         users = self.profiles.find_positions(user_ids)
         ends = np.searchsorted(self._keys, self._make_keys(users, timestamps))
         return Moments(user_ids, users, np.where(users < len(self.profiles.user_ids), ends, self.offsets[-1]))
 
-    def before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
+    def find_moments_before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
         """Return moments whose past is the user's earlier rows. rows: int64 [N] of `events`, the frame of this log."""
         user_ids = events["user_id"].to_numpy()[rows]
         return Moments(user_ids, self.profiles.find_positions(user_ids), self._rank[rows])
 
-    def at_the_end(self, user_ids: np.ndarray) -> Moments:
+    def find_moments_at_end(self, user_ids: np.ndarray) -> Moments:
         """Return moments whose past is the whole log, as in the store."""
-        return self.before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
+        return self.find_moments_before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
 
     def compute_state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
         """Return the users' state at each moment. Pass slices of some ten thousand moments: the arrays are [N, H].

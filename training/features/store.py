@@ -44,7 +44,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     user_ids = log.profiles.user_ids
     # One more moment than users: PAD_ID is the unknown user, whose totals close the arrays.
-    moments = log.at_the_end(np.append(user_ids, PAD_ID))
+    moments = log.find_moments_at_end(np.append(user_ids, PAD_ID))
     moments.users[-1], moments.ends[-1] = len(user_ids), log.offsets[-1]
     for name, values in log.compute_totals(moments).items():
         np.save(folder / f"{name}.npy", values)

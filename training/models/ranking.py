@@ -161,7 +161,7 @@ def fit_ranker(
 ) -> Ranker:
     """Train the ranker, more teachers if they help, and a smaller ranker, which is returned if it keeps enough quality.
 
-    start: of the smaller ranker, as of `train_ranker`
+    start: of the smaller ranker, as in `train_ranker`
     """
     once, twice = sum(map(len, lessons.teaching)), sum(map(len, lessons.without_events))
     validating = len(lessons.validation)

@@ -169,7 +169,7 @@ def make_requests(
     if len(first) > max_requests:
         first = first.iloc[np.sort(rng.choice(len(first), max_requests, replace=False))]
     rows, times_s, user_ids = (first[name].to_numpy() for name in ("row", "timestamp", "user_id"))
-    aggregates, moments = features.log.aggregates, features.log.before_rows(train, rows)
+    aggregates, moments = features.log.aggregates, features.log.find_moments_before_rows(train, rows)
     context = take_context(first, features.context)
 
     def answer(clocks: np.ndarray, is_live: bool) -> Requests:
@@ -210,7 +210,7 @@ def make_visit_requests(
         rows = np.sort(rng.choice(rows, max_requests, replace=False))
     if not len(rows):
         return None
-    events, moments = train.iloc[rows], features.log.before_rows(train, rows)
+    events, moments = train.iloc[rows], features.log.find_moments_before_rows(train, rows)
     times, item_ids, user_ids = (events[name].to_numpy() for name in ("timestamp", "item_id", "user_id"))
     users = features.encode_moments(moments, times, take_context(events, features.context))
     retrieved = [np.array(values) for values in retrieve(users, user_ids)]

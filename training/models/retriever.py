@@ -293,8 +293,8 @@ def prepare_data(
     positives = make_matrix(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
-    examples, moments = train.iloc[rows], features.log.before_rows(train, rows)
-    times_s = examples["timestamp"].to_numpy()  # whoever asks a server asks now, however long ago the last event was
+    examples, moments = train.iloc[rows], features.log.find_moments_before_rows(train, rows)
+    times_s = examples["timestamp"].to_numpy()  # requests come now, however long ago a user's last event was
     return RetrieverData(
         positives=positives,
         items=make_item_inputs(features, features.item_arrays if items is None else items),

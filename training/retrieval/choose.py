@@ -202,7 +202,7 @@ def make_questions(features: Features, log: pd.DataFrame, later: pd.DataFrame, s
 
 def encode_users_before(features: Features, log: pd.DataFrame, events: pd.DataFrame) -> Examples:
     """Encode the users of events as they were just before them."""
-    moments = features.log.before_rows(log, events["row"].to_numpy())
+    moments = features.log.find_moments_before_rows(log, events["row"].to_numpy())
     return features.encode_moments(moments, events["timestamp"].to_numpy(), take_context(events, features.context))
 
 

@@ -5,7 +5,7 @@
 
 A request whose leader fails asks the server itself, in its remaining time: no request fails because of another one.
 
-The control flow is written once, as a generator of steps (`_Caching._flow`); the two transports carry the steps out, one
+The control flow is written once, as a generator of steps (`_Caching._yield_steps`); the two transports carry the steps out, one
 blocking, one awaiting.
 """
 
@@ -40,10 +40,10 @@ class _Caching:
         self._flights: dict[Flight, Future | asyncio.Future] = {}
         self._lock = Lock()
 
-    def _flow(self, call: Call) -> Steps:
-        """Return the outputs as the server gives them."""
+    def _yield_steps(self, call: Call) -> Steps:
+        """Yield the steps that answer a call, and return its outputs in the form that the server gives them."""
         started_s, keys = time.monotonic(), make_keys(call.inputs, self._model)
-        generation = yield from self._generation(call)
+        generation = yield from self._find_generation(call)
         lookup = None if generation is None else (yield "read", keys, generation)
         if lookup is None:
             self._cache.counts.add(bypassed=len(keys))
@@ -51,9 +51,9 @@ class _Caching:
         answers = [None if value is None else unpack_row(value, generation) for value in lookup.values]
         lead, wait = self._split([(key, generation, token) for key, token in zip(keys, lookup.tokens, strict=True)], answers)
         if lead:
-            yield from self._lead(call, lead, keys, lookup, answers, started_s)
+            yield from self._answer_leading(call, lead, keys, lookup, answers, started_s)
         for row, flight in wait.items():
-            answers[row] = yield "wait", flight, _remaining_s(call, started_s)
+            answers[row] = yield "wait", flight, _compute_remaining_s(call, started_s)
         if left := [row for row, answer in enumerate(answers) if answer is None]:
             outputs = yield from self._ask(call, left, started_s)
             for place, row in enumerate(left):
@@ -63,7 +63,7 @@ class _Caching:
             return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved to another generation meanwhile
         return join_rows(rows)
 
-    def _generation(self, call: Call) -> Steps:
+    def _find_generation(self, call: Call) -> Steps:
         """Return the serving generation; None when unknown, so that the request itself reports what is wrong."""
         if (known := self._known_generation.generation) is not None:
             return known
@@ -93,7 +93,7 @@ class _Caching:
         self._cache.counts.add(hits=hits, misses=len(lead), joined=len(wait))
         return lead, wait
 
-    def _lead(
+    def _answer_leading(
         self, call: Call, lead: dict[Flight, int], keys: list[Key], lookup: Lookup, answers: list[Row | None], started_s: float
     ) -> Steps:
         """Ask the server, put the answers into `answers`, and hand them to the requests that wait."""
@@ -101,13 +101,13 @@ class _Caching:
         try:
             outputs = yield from self._ask(call, list(lead.values()), started_s)
             asked = {row: take_row(outputs, place) for place, row in enumerate(lead.values())}
-            yield "write", self._entries(keys, lookup, asked)
+            yield "write", self._make_entries(keys, lookup, asked)
         finally:
             self._resolve(lead, asked)
         for row, answer in asked.items():
             answers[row] = answer
 
-    def _entries(self, keys: list[Key], lookup: Lookup, asked: dict[int, Row]) -> list[Entry]:
+    def _make_entries(self, keys: list[Key], lookup: Lookup, asked: dict[int, Row]) -> list[Entry]:
         """Return the entries to store: complete answers, under the generation that gave them."""
         complete = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
         self._cache.counts.add(degraded=len(asked) - len(complete))
@@ -125,7 +125,7 @@ class _Caching:
 
     def _ask(self, call: Call, rows: Sequence[int], started_s: float) -> Steps:
         """Return the server's outputs for some of the users, in the remaining time."""
-        left_s = _remaining_s(call, started_s)
+        left_s = _compute_remaining_s(call, started_s)
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(
                 f"No answer within {call.timeout_s:.2g} s: spent waiting for the cache, or for another request with the "
@@ -141,7 +141,7 @@ class _Caching:
         return outputs
 
 
-def _remaining_s(call: Call, started_s: float) -> float | None:
+def _compute_remaining_s(call: Call, started_s: float) -> float | None:
     """Return the seconds that remain of the timeout."""
     return None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 0.0)
 
@@ -162,7 +162,7 @@ class CachedTransport(_Caching):
     def infer(self, call: Call) -> Row:
         if call.model != RECOMMEND:
             return self._inner.infer(call)
-        flow = self._flow(call)
+        flow = self._yield_steps(call)
         try:
             what, *arguments = next(flow)
             while True:
@@ -201,7 +201,7 @@ class AsyncCachedTransport(_Caching):
     async def infer(self, call: Call) -> Row:
         if call.model != RECOMMEND:
             return await self._inner.infer(call)
-        flow = self._flow(call)
+        flow = self._yield_steps(call)
         try:
             what, *arguments = next(flow)
             while True:

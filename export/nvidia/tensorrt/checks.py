@@ -176,12 +176,12 @@ def find_graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[
             yield f"A CUDA graph for the inputs {sorted(graph.input)}; it must name all of them"
         for name, shape in graph.input.items():
             dims = ([size] if config.max_batch_size else []) + list(shape.dim)
-            if not any(within(dims, profile.get(name)) for profile in profiles):
+            if not any(fits_profile(dims, profile.get(name)) for profile in profiles):
                 yield f"A CUDA graph gives {name} the shape {dims}, which no profile accepts"
 
 
-def within(dims: list[int], span: list[list[int]] | None) -> bool:
-    """Return whether a shape lies in a profile's span of an input: [smallest, tuned, largest] shape; None has none."""
+def fits_profile(dims: list[int], span: list[list[int]] | None) -> bool:
+    """Return whether a shape fits a profile's span of an input: its smallest, tuned and largest shape; None for no span."""
     return (
         span is not None
         and len(dims) == len(span[0])

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from repository.challenger import write_challenger
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin, write_pins
-from repository.lock import LOCK_FILE, publication_lock
+from repository.lock import LOCK_FILE, hold_publication_lock
 from repository.registry import RECORD_FILE, read_acts
 from server import __main__ as commands
 from server import processes
@@ -158,7 +158,7 @@ def test_a_pin_that_moves_back_while_a_publication_is_waited_for_is_not_followed
     assert follower.look() == ""
     clock.sleep(SPREAD_S)
     with ThreadPoolExecutor() as threads:
-        with publication_lock(state.repo):
+        with hold_publication_lock(state.repo):
             looking = threads.submit(follower.look)
             while count_locks(state.repo) < 2:  # until it has read the pin, and waits for the lock
                 time.sleep(0.01)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from repository.generations import list_published_generations, pin, write_pins
-from repository.lock import LOCK_FILE, publication_lock
+from repository.lock import LOCK_FILE, hold_publication_lock
 from repository.models import check_backends, read_config, read_repository
 from server import generations, launcher
 from server.control import find_held_generations
-from server.generations import activate, pinned_to
+from server.generations import activate, pin_while_starting
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
@@ -207,7 +207,7 @@ def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, mon
     toys.publish(repo, 2)
     monkeypatch.setattr("repository.lock.time", PatientClock())
     with (
-        publication_lock(repo),
+        hold_publication_lock(repo),
         pytest.raises(ServerError, match=r"Another publication or move has held .*repo for 600 s\. Wait until it ends"),
     ):
         move(repo, 2)
@@ -219,7 +219,7 @@ def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, mon
 def test_a_lock_needs_a_repository(tmp_path):
     with (
         pytest.raises(ConfigError, match=r"There is no model repository at .*absent.*make export"),
-        publication_lock(tmp_path / "absent"),
+        hold_publication_lock(tmp_path / "absent"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +227,10 @@ def test_a_lock_needs_a_repository(tmp_path):
 
 def test_a_lock_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / LOCK_FILE).mkdir()
-    with pytest.raises(ConfigError, match=r"cannot be written: Is a directory\. .*make the folder"), publication_lock(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=r"cannot be written: Is a directory\. .*make the folder"),
+        hold_publication_lock(tmp_path),
+    ):
         pass
 
 
@@ -250,24 +253,24 @@ def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_pa
 def test_nothing_is_published_while_a_server_starts_with_its_generation(repo, generation):
     toys.publish(repo, 2)
     write_pins(repo, 1)
-    with pinned_to(repo, generation):
+    with pin_while_starting(repo, generation):
         assert read_pinned_generation(repo) == generation
-        with pytest.raises(ServerError, match="Another publication or move"), publication_lock(repo, timeout_s=0):
+        with pytest.raises(ServerError, match="Another publication or move"), hold_publication_lock(repo, timeout_s=0):
             pass
     assert read_pinned_generation(repo) == 1
-    with publication_lock(repo, timeout_s=0):
+    with hold_publication_lock(repo, timeout_s=0):
         pass
 
 
 def test_a_server_starts_with_the_pinned_generation_although_the_lock_cannot_be_had(repo, monkeypatch):
     monkeypatch.setattr(generations, "PUBLICATION_TIMEOUT_S", 0.0)
-    with publication_lock(repo), pinned_to(repo, 1):
+    with hold_publication_lock(repo), pin_while_starting(repo, 1):
         assert read_pinned_generation(repo) == 1
     (repo / LOCK_FILE).unlink()
     (repo / LOCK_FILE).mkdir()  # cannot be opened, as in a read-only repository
-    with pinned_to(repo, 1) as is_pinned:
+    with pin_while_starting(repo, 1) as is_pinned:
         assert is_pinned
         assert read_pinned_generation(repo) == 1
     toys.publish(repo, 2)
-    with pinned_to(repo, 2) as is_pinned:
+    with pin_while_starting(repo, 2) as is_pinned:
         assert not is_pinned  # so that the server must be sent the configs

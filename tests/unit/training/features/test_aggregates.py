@@ -64,7 +64,7 @@ def store(features, tmp_path_factory):
 def test_the_store_serves_what_training_computes_at_the_end_of_the_log(features, store):
     user_ids = np.array([*range(1, 31), 999, -5])
     log = features.log
-    trained = log.compute_state(log.at_the_end(user_ids), np.full(len(user_ids), features.as_of_s)).aggregates
+    trained = log.compute_state(log.find_moments_at_end(user_ids), np.full(len(user_ids), features.as_of_s)).aggregates
     served = store.lookup(user_ids).aggregates
     assert list(served) == ["spent", "since_1", "since_2"]
     for name, values in served.items():
@@ -76,7 +76,7 @@ def test_the_store_serves_what_training_computes_at_the_end_of_the_log(features,
 def test_training_rows_know_nothing_of_their_own_second_or_later(dataset, features):
     events, log = dataset.interactions, features.log
     user_ids, times = events["user_id"].to_numpy(), events["timestamp"].to_numpy()
-    state = log.compute_state(log.before(user_ids, times), times)
+    state = log.compute_state(log.find_moments_before(user_ids, times), times)
     for row in range(0, len(events), 37):
         earlier = events.iloc[:row][(events.iloc[:row]["user_id"] == user_ids[row]).to_numpy()]
         since = (times[row] - earlier["timestamp"].to_numpy()[::-1]) / 86_400

@@ -23,7 +23,7 @@ from training.features.items import compute_item_statistics
 def encode_rows(features: Features, events: pd.DataFrame, rows: np.ndarray) -> Examples:
     """Training rows, int64 [N], of the very frame the features were built from, as the workflow was fitted on them."""
     chosen = events.iloc[rows]
-    moments = features.log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
+    moments = features.log.find_moments_before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
     return features.encode_moments(moments, chosen["timestamp"].to_numpy(), take_context(chosen, features.context))
 
 

@@ -66,7 +66,7 @@ def test_state_before_every_second_equals_a_loop(seed):
     log = event_log(events)
     moments = [(user, second) for user in [*USERS["user_id"], 999] for second in range(998, 1_033)]
     user_ids, seconds = (np.array(column) for column in zip(*moments, strict=True))
-    state = log.compute_state(log.before(user_ids, seconds))
+    state = log.compute_state(log.find_moments_before(user_ids, seconds))
     for row, (user, second) in enumerate(moments):
         assert_state(state, row, slow_state(events[(events["user_id"] == user) & (events["timestamp"] < second)]))
 
@@ -75,7 +75,7 @@ def test_state_before_every_second_equals_a_loop(seed):
 def test_state_before_every_row_equals_a_loop(seed):
     events = random_log(np.random.default_rng(seed))
     log = event_log(events)
-    state = log.compute_state(log.before_rows(events, np.arange(len(events))))
+    state = log.compute_state(log.find_moments_before_rows(events, np.arange(len(events))))
     for row in range(len(events)):
         past = events.iloc[:row]
         assert_state(state, row, slow_state(past[past["user_id"] == events["user_id"][row]]))
@@ -83,19 +83,22 @@ def test_state_before_every_row_equals_a_loop(seed):
 
 def test_profile_comes_with_the_state_and_is_missing_for_unknown_users():
     log = event_log(random_log(np.random.default_rng(0)))
-    state = log.compute_state(log.before(np.array([2, 1, 999, MISSING_INT]), np.full(4, 1_010)))
+    state = log.compute_state(log.find_moments_before(np.array([2, 1, 999, MISSING_INT]), np.full(4, 1_010)))
     np.testing.assert_array_equal(state.profile["age"], [5.0, np.nan, np.nan, np.nan])
 
 
 def test_without_categories_there_are_no_category_columns():
     log = event_log(random_log(np.random.default_rng(0)), None)
-    assert log.compute_state(log.before(np.array([1, 2]), np.array([1_010, 1_020]))).history_categories.shape == (2, 0)
+    assert log.compute_state(log.find_moments_before(np.array([1, 2]), np.array([1_010, 1_020]))).history_categories.shape == (
+        2,
+        0,
+    )
 
 
 def test_the_clock_is_the_latest_event():
     events = random_log(np.random.default_rng(0))
     log = event_log(events)
     assert log.as_of_s == events["timestamp"].max()
-    state = log.compute_state(log.at_the_end(USERS["user_id"].to_numpy()))
+    state = log.compute_state(log.find_moments_at_end(USERS["user_id"].to_numpy()))
     for row, user in enumerate(USERS["user_id"]):
         assert_state(state, row, slow_state(events[events["user_id"] == user]))
