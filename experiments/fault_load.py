@@ -97,7 +97,7 @@ class Load:
                     time.sleep(POST_EVERY_S)
 
     def send_messages(self, brokers: str, count: int) -> set[str]:
-        """Send events to Kafka, which go on to be sent while it is away. Return their ids."""
+        """Send events to Kafka; while it is away, they wait to be sent. Return their ids."""
         if self._producer is None:
             self._producer = Producer({"bootstrap.servers": brokers, "reconnect.backoff.max.ms": 500, "log_level": 0})
         sent = set()

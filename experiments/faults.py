@@ -74,7 +74,7 @@ def read_command(process: psutil.Process) -> list[str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """cause: mends at its end, if anybody must
+    """cause: causes the fault, and at its end mends it where nobody else does
 
     revived: what must be started again by itself, the server, the gateway or the supervisor; "": the fault is mended after
         `lasts_s`
@@ -99,12 +99,12 @@ def kill_stub(model: str, site: Site) -> Iterator[None]:
 
 @contextmanager
 def pause_stub(model: str, site: Site) -> Iterator[None]:
-    with paused(find_stub(site.served, model)):
+    with keep_paused(find_stub(site.served, model)):
         yield
 
 
 @contextmanager
-def paused(pid: int) -> Iterator[None]:
+def keep_paused(pid: int) -> Iterator[None]:
     pause(pid)
     try:
         yield
@@ -119,7 +119,7 @@ def kill_server(site: Site) -> Iterator[None]:
 
 
 def pause_server(site: Site) -> AbstractContextManager[None]:
-    return paused(site.served.state.pid)
+    return keep_paused(site.served.state.pid)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def kill_gateway(site: Site) -> Iterator[None]:
 
 
 def pause_gateway(site: Site) -> AbstractContextManager[None]:
-    return paused(site.served.find_gateway_processes()[-1].pid)
+    return keep_paused(site.served.find_gateway_processes()[-1].pid)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def kill_consumer(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def killed(backend: RedisNode | Broker) -> Iterator[None]:
+def keep_down(backend: RedisNode | Broker) -> Iterator[None]:
     backend.kill()
     try:
         yield
@@ -173,7 +173,7 @@ def limit_files(tag: str, size: int) -> None:
 
 
 @contextmanager
-def changed(path: Path, change: Callable[[Path], None]) -> Iterator[None]:
+def change_for_now(path: Path, change: Callable[[Path], None]) -> Iterator[None]:
     """Change a published file, and put it back as it was."""
     content, mode = path.read_bytes(), path.stat().st_mode
     path.chmod(0o644)
@@ -206,7 +206,7 @@ def truncate(path: Path) -> None:
 
 
 def damage(artifact: tuple[str, str], change: Callable[[Path], None], site: Site) -> AbstractContextManager[None]:
-    return changed(site.find_artifact(*artifact), change)
+    return change_for_now(site.find_artifact(*artifact), change)
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def damage_and_kill(site: Site) -> Iterator[None]:
     """Damage a file and kill the server before the supervisor looks: the restart finds the damage."""
     supervisor, path = site.supervisor, site.find_artifact(*MAPPED)
     supervisor.suspend()
-    with changed(path, replace_overwritten):
+    with change_for_now(path, replace_overwritten):
         os.kill(site.served.state.pid, signal.SIGKILL)
         supervisor.resume()
         yield
@@ -290,10 +290,10 @@ FAULTS: dict[str, Fault] = {
     "gateway killed": Fault(kill_gateway, GATEWAY),
     "gateway paused": Fault(pause_gateway, GATEWAY),
     "supervisor killed": Fault(kill_supervisor, SUPERVISOR, fails_readiness=False, is_shown=False),
-    "Redis killed": Fault(lambda site: killed(site.node), **STAYS),
-    "Redis paused": Fault(lambda site: paused(site.node.pid), **STAYS),
-    "broker killed": Fault(lambda site: killed(site.broker), delays_messages=True, **BROKER_STAYS),
-    "broker paused": Fault(lambda site: paused(site.broker.pid), delays_messages=True, **BROKER_STAYS),
+    "Redis killed": Fault(lambda site: keep_down(site.node), **STAYS),
+    "Redis paused": Fault(lambda site: keep_paused(site.node.pid), **STAYS),
+    "broker killed": Fault(lambda site: keep_down(site.broker), delays_messages=True, **BROKER_STAYS),
+    "broker paused": Fault(lambda site: keep_paused(site.broker.pid), delays_messages=True, **BROKER_STAYS),
     "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, is_shown=False, **STAYS),
     "disk of the live store full": Fault(lambda site: fill_disk(site.served.state.tag, site.live_folder), **STAYS),
     "artifact overwritten": Fault(partial(damage, MAPPED, overwrite)),

@@ -3,7 +3,7 @@
     python -m experiments.interleaving [--users 800] [--items 600]
 
 Users of a simulated shop (shop_world.py) click on lists of ten. The better generation ranks by their tastes with little noise.
-The other one shows the same lists to most users, and a noisier ranking to the rest, as a fault does that concerns some of them.
+The other one shows the same lists to most users, and a noisier ranking to the rest, as a fault for some of them does.
 In an A/B test every click adds variance; in interleaving only clicks on items that one of the two lists lacks.
 """
 

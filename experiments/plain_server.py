@@ -1,6 +1,6 @@
 """`python -m experiments.plain_server REPO PORT`: the pipeline behind FastAPI, one request at a time, as many services do it.
 
-Something to compare tritonserver with: the same kernels, no batching, one process.
+Something to compare tritonserver with: the same stages, no batching, one process.
 """
 
 from __future__ import annotations

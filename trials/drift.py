@@ -19,7 +19,7 @@ LEAST_ROWS = 10  # of a category with a bin of its own
 MARGIN = 0.001  # standard deviations between a frequent number and the edges of its bin
 FALSE_ALARMS = 0.00002  # chance that a window without drift alarms, over all of its features together; eight windows overlap
 RESAMPLES = 25_000  # of the reference and of the window
-RARE = 0.001  # chance of the rarest quantile that the resamples alone tell
+RARE = 0.001  # least chance whose quantile is taken from the resamples alone
 FEW_PAIRS, SAME_USER_DRAWS = 0.01, 500  # quantile over parts of the reference, and their number
 PAIRINGS = 10  # windows that each resampled reference is compared with: comparing costs less than drawing
 
@@ -52,7 +52,7 @@ def describe_categories(name: str, values: np.ndarray) -> Reference:
 
 
 def bound_same_user(user_ids: np.ndarray, rows: int) -> float:
-    """Return the least share of pairs of one user that windows of independent requests have, but for FEW_PAIRS of them.
+    """Return the share of pairs of one user that all but FEW_PAIRS of the windows of independent requests reach.
 
     With the mean in its place, a window whose frequent users came less often than usual would look more independent than it is.
     user_ids: int64 [requests], independent; rows: of a window
@@ -71,11 +71,11 @@ def bound_psi(references: list[Reference], same_user: float) -> list[Reference]:
 
 
 def compute_psi_bounds(shares: Sequence[float], reference_rows: int, chance: float) -> tuple[float, ...]:
-    """Return the PSI that two samples of one distribution, of reference_rows and of each of BOUND_ROWS, exceed by `chance`.
+    """Return for each of BOUND_ROWS the PSI that a window of so many rows and the reference exceed with probability `chance`.
 
-    It is a quantile of pairs of resamples. Few of them are beyond that of a chance below RARE, so the bound is then at least
-    the quantile of RARE, extended by the tail of a chi-square, which PSI follows in large bins.
-    Empty where shares cannot differ. shares: of the reference's bins
+    Both are samples of one distribution. The bound is a quantile of pairs of resamples. For a chance below RARE, few resamples
+    are beyond it, so it is then at least the quantile of RARE, extended by the tail of a chi-square, which PSI follows in large
+    bins. Empty where shares cannot differ. shares: of the reference's bins
     """
     if len(shares) < 2 or not reference_rows:
         return ()

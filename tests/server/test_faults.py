@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 
 from experiments.fault_backends import TOPIC, Broker, depend_on
 from experiments.fault_load import ITEM
-from experiments.faults import fill_disk, paused, throttle
+from experiments.faults import fill_disk, keep_paused, throttle
 from live.archive import list_segments, read_log
 from perf.observe import read_samples
 from server import watch
@@ -149,7 +149,7 @@ def test_a_paused_live_writer_loses_no_event_and_is_replaced(shop):
     assert events.post() == 200
     posting = threading.Thread(target=events.post_until, args=(stop,))
     posting.start()
-    with paused(shop.stub("observe").pid):
+    with keep_paused(shop.stub("observe").pid):
         shop.wait(lambda: shop.state.pid != state.pid)
     shop.recover()
     stop.set()
@@ -202,7 +202,7 @@ def test_messages_wait_for_a_broker_that_is_paused_or_killed(shop, broker):
 
     send("kafka-before")
     shop.wait(lambda: is_logged("kafka-before"))
-    with paused(broker.pid):
+    with keep_paused(broker.pid):
         send("kafka-paused")
         shop.wait(is_reported_down)
         assert events.post() == 200

@@ -37,7 +37,7 @@ from training.models.two_tower import ItemInputs, TwoTower, UserTower
 MOST_SCORED = 512  # users whose scores give the graph model its scale
 USERS_PER_BLOCK = 128
 MOST_EXAMPLES = TowerSettings.most_examples
-SMOOTHING = 10.0  # takers with the share of all items, counted in with those of each item
+SMOOTHING = 10.0  # pseudo-takers of each item, of whom the mean share of all items took it again
 LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
 
 
