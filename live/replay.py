@@ -23,7 +23,7 @@ STATE = ("users", "seeds", "items", "seen", "columns", "changes")  # databases t
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found: events of the log, and records of the store that differ from the replayed ones, by database."""
+    """The result of a replay: events of the log, and records of the store that differ from the replayed ones, by database."""
 
     events: int
     differing: dict[str, int]

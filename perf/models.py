@@ -94,7 +94,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Question:
-    """What retrieval knows before it lists candidates, and its list.
+    """The inputs of retrieval's last step, and its list.
 
     vectors: float32 [B, D] of users; history: int64 [B, H] positions; no_history: the same shape, all padding
     positions: int64 [B, C]; scores: float32 [B, C]

@@ -144,8 +144,8 @@ class Staging:
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
         """Return the pinned generation, None without one.
 
-        Raises ExportError when its contract differs from `specs`, ConfigError when nothing can be served from its path, or when
-        the record of the repository cannot be read, which says what must be kept.
+        Raises ExportError when its contract differs from `specs`. Raises ConfigError when nothing can be served from its path,
+        or when the record cannot be read, because the record says what must be kept.
         """
         refuse_unservable_path(self.repository)
         read_acts(self.repository)

@@ -47,7 +47,7 @@ Command = tuple[bytes | str | int, ...]
 
 
 class Position(NamedTuple):
-    """Where a machine's log stands, and how much of it the shared state holds. Times are unix milliseconds."""
+    """The position of a machine's log, and how much of it the shared state holds. Times are unix milliseconds."""
 
     shared_sequence: int
     latest_ms: int

@@ -4,9 +4,9 @@ A machine has one database per generation of tables. Small files beside the rows
 they were updated and where they came from (a generation's folder). Of three locks, one is for the process that loads, one for
 the process that writes, and all users share the third.
 
-A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again by the first process that opens it while
-nobody writes it, provided that we created it and the exported tables hold every table. Its marks move with it, so the updater
-reads its topics from the beginning. A full or read-only disk is not damage, and nothing is moved.
+A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again, by the first process that opens it while
+nobody writes it. This is done only if we created it and the exported tables hold every table. Its marks move with it, so the
+updater reads its topics from the beginning. A full or read-only disk is not damage, and nothing is moved.
 """
 
 from __future__ import annotations
