@@ -16,13 +16,11 @@ import pytest
 
 from export.relayout import relayout
 from repository.challenger import read_challengers, write_challenger
-from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
+from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH
 from repository.generations import pin
 from repository.lock import hold_publication_lock
-from repository.model_files import write_warmup
 from repository.models import read_config, read_repository
-from repository.publish import Staging, find_served_generation, hold_nothing, list_versions
-from repository.registry import RECORD_FILE, read_acts, record_act, record_publication
+from repository.publish import Staging, find_served_generation, list_versions
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,
@@ -38,31 +36,12 @@ from serving.contract.tensors import (
     LIVE_MODELS,
     STAGES,
     Axes,
-    ModelSpec,
-    TensorSpec,
     make_ensemble_spec,
     make_stage_specs,
 )
 from tests.clocks import PatientClock
 from tests.repositories import copy_small_repository, copy_to_change
-
-AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
-SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
-
-
-def recorded(specs, rows=4):
-    tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
-    return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
-
-
-def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothing, keep=1):
-    specs = make_stage_specs(axes)
-    with Staging(repository, layout, find_held, keep) as staging:
-        for name in STAGES:
-            StageInfo(name, staging.generation, axes).write(staging.folder(name))
-        staging.seal_stages(specs)
-        staging.seal({"dataset": "none"})
-        return staging.publish(specs, SERVING, recorded(specs))
+from tests.unit.publishing import AXES, SERVING, publish_once, recorded
 
 
 @pytest.fixture(scope="module")
@@ -350,85 +329,6 @@ def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(publ
     assert publish_once(repository) == 2
 
 
-def test_what_a_running_server_holds_stays(published):
-    repository = published()
-    for _ in range(3):
-        publish_once(repository, find_held=lambda _: {1})
-    assert list_versions(repository) == {1, 3, 4}
-    publish_once(repository, find_held=lambda _: None)  # a server does not answer
-    assert list_versions(repository) == {1, 3, 4, 5}
-    publish_once(repository)
-    assert list_versions(repository) == {5, 6}
-
-
-def test_as_many_of_the_newest_generations_stay_as_are_asked_for(published):
-    """So that servers elsewhere, which this machine does not know, have time to move."""
-    repository = published()
-    for _ in range(4):
-        publish_once(repository, keep=3)
-    assert list_versions(repository) == {3, 4, 5}
-    pin(repository, 3)
-    (repository / ENSEMBLE / "6").mkdir()  # left by a publication that was killed: no generation
-    publish_once(repository, keep=2)
-    assert list_versions(repository) == {3, 5, 7}
-
-
-def test_a_generation_with_a_tag_stays_until_the_tag_is_removed(published):
-    repository = published()
-    record_act(repository, "tagged", 1, "safe")
-    record_act(repository, "tagged", 1, "champion")
-    for _ in range(3):
-        publish_once(repository)
-    assert list_versions(repository) == {1, 3, 4}
-    record_act(repository, "untagged", 1, "champion")
-    publish_once(repository)
-    assert list_versions(repository) == {1, 4, 5}
-    record_act(repository, "tagged", 4, "safe")  # a tag that moves releases the generation that had it
-    publish_once(repository)
-    publish_once(repository)
-    assert list_versions(repository) == {4, 6, 7}
-
-
-def test_what_a_generation_was_is_recorded_when_it_is_removed_if_it_was_not_before(published):
-    """A process that is killed between a publication and its record leaves none."""
-    repository = published()
-    path = repository / ENSEMBLE / "1" / MANIFEST_FILE
-    os.utime(path, (1_700_000_000, 1_700_000_000))
-    publish_once(repository)
-    record_publication(repository, 2, "exported from a log")
-    publish_once(repository)
-    assert list_versions(repository) == {2, 3}
-    late = read_acts(repository)[-1]
-    assert (late.action, late.generation, late.time_s) == ("published", 1, 1_700_000_000)
-    assert late.reason == "recorded late: the publication ended before its record"
-    assert late.facts["dataset"] == "none"
-    publish_once(repository)
-    assert list_versions(repository) == {3, 4}
-    assert [act.generation for act in read_acts(repository)] == [2, 1]
-
-
-def test_a_generation_stays_whose_record_cannot_be_written(published, caplog):
-    repository = published()
-    publish_once(repository)
-    (repository / RECORD_FILE).symlink_to("/dev/full")
-    publish_once(repository)
-    assert list_versions(repository) == {1, 2, 3}
-    assert "older generations stay" in caplog.text
-    (repository / RECORD_FILE).unlink()
-    publish_once(repository)
-    assert list_versions(repository) == {3, 4}
-
-
-def test_a_record_that_cannot_be_read_is_refused_before_training_and_nothing_is_removed(published):
-    repository = published()
-    (repository / RECORD_FILE).write_text("{broken\n")
-    with Staging(repository) as staging, pytest.raises(ConfigError, match="line 1 is no record"):
-        staging.check_contract(make_stage_specs(AXES))
-    with pytest.raises(ConfigError, match="line 1 is no record"):
-        publish_once(repository)
-    assert list_versions(repository) == {1}
-
-
 def test_another_contract_is_refused(published):
     repository = published()
     with pytest.raises(ExportError, match="serves another contract"):
@@ -466,29 +366,6 @@ def test_warm_up_files_that_are_not_whole_are_written_again_and_no_other(publish
     after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repository.glob("*/warmup/*")}
     assert {path for path in whole if after[path] != whole[path]} == {repository / "rank" / "warmup" / name for name in broken}
     assert {path: content for path, (content, _) in after.items()} == {path: content for path, (content, _) in whole.items()}
-
-
-def test_warm_up_texts_of_any_length_are_whole(tmp_path):
-    spec = ModelSpec("only", (TensorSpec("country", "BYTES", (1,)),), ())
-    path = tmp_path / "only" / "warmup" / "country_0"
-    path.parent.mkdir(parents=True)
-    for stored, kept in ((b"\7\0\0\0Germany", True), (b"\7\0\0\0Ger", False), (b"\7\0", False)):
-        path.write_bytes(stored)
-        write_warmup(path.parent, spec, {"country": np.array([[b"EIRE"]], np.object_)}, 1)
-        assert path.read_bytes() == (stored if kept else b"\4\0\0\0EIRE")
-
-
-def test_a_warm_up_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
-    write_bytes = Path.write_bytes
-
-    def disk_full(path, content):
-        write_bytes(path, content[:1])
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", disk_full)
-    with pytest.raises(OSError, match="No space"):
-        publish_once(tmp_path / "repo")
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == 1] == []
 
 
 def test_files_that_were_changed_with_their_manifest_are_not_published_again(tmp_path):

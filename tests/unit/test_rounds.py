@@ -15,6 +15,7 @@ import pytest
 from repository.rounds import RUNNING_FILE, mark_round, read_round, read_running, record_round
 from serving.contract.locks import hold_lock
 from serving.contract.rounds import ROUND_LOCK_FILE, make_scratch_prefix, remove_abandoned
+from tests.present import present
 
 ROUND = """
 import sys, time
@@ -38,16 +39,16 @@ def begin_round(repo: Path) -> subprocess.Popen:
 def test_a_round_that_is_killed_has_failed_and_one_that_runs_has_not(tmp_path, reaped):
     record_round(tmp_path, "waits", "0 events are new")
     with begin_round(tmp_path) as process:
-        assert read_running(tmp_path).pid == process.pid
-        assert read_round(tmp_path).outcome == "waits"
-        began_s = read_running(tmp_path).began_s
+        assert present(read_running(tmp_path)).pid == process.pid
+        assert present(read_round(tmp_path)).outcome == "waits"
+        began_s = present(read_running(tmp_path)).began_s
         process.kill()
         if reaped:
             process.wait()
         else:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # the kernel keeps its number until somebody asks how
         assert read_running(tmp_path) is None
-        ended = read_round(tmp_path)
+        ended = present(read_round(tmp_path))
     assert (ended.outcome, ended.ended_s) == ("failed", began_s)
     assert f"never ended: process {process.pid} " in ended.report
 
@@ -56,13 +57,13 @@ def test_the_next_round_records_that_the_one_before_was_killed(tmp_path):
     process = begin_round(tmp_path)
     process.kill()
     process.wait()
-    process.stdout.close()
+    present(process.stdout).close()
     with mark_round(tmp_path):
-        assert read_round(tmp_path).outcome == "failed"
-        assert f"process {process.pid} " in read_round(tmp_path).report
-        assert read_running(tmp_path).pid != process.pid
+        assert present(read_round(tmp_path)).outcome == "failed"
+        assert f"process {process.pid} " in present(read_round(tmp_path)).report
+        assert present(read_running(tmp_path)).pid != process.pid
     assert read_running(tmp_path) is None
-    assert read_round(tmp_path).outcome == "failed"
+    assert present(read_round(tmp_path)).outcome == "failed"
 
 
 @pytest.mark.parametrize("changed", [{"pid": 2**22 + 1}, {"created_s": 0.0}], ids=["gone", "number used again"])
@@ -77,9 +78,9 @@ def test_whether_a_process_is_gone_is_known_on_its_own_machine_alone(tmp_path, c
 
 def test_a_mark_that_cannot_be_read_is_of_a_round_that_may_run_until_the_next_one(tmp_path):
     (tmp_path / RUNNING_FILE).write_text("{")
-    assert read_running(tmp_path).machine == "an unknown machine"
+    assert present(read_running(tmp_path)).machine == "an unknown machine"
     with mark_round(tmp_path):
-        assert "on an unknown machine" in read_round(tmp_path).report
+        assert "on an unknown machine" in present(read_round(tmp_path)).report
     assert read_running(tmp_path) is None
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from server.ports import find_free_ports
 from tests.pages import serve_page
+from tests.present import present
 from tests.unit.clients.conftest import ANSWER
 from triton_recommender import (
     AsyncRecommender,
@@ -83,7 +84,7 @@ def test_the_signature_is_asked_once_and_again_after_a_refusal(server):
         server.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "expected history of 8")]
         with pytest.raises(InvalidRequest, match="refuses this request: expected history of 8") as caught:
             shop.recommend(3)
-        assert caught.value.call.inputs["user_id"].tolist() == [[3]]
+        assert present(caught.value.call).inputs["user_id"].tolist() == [[3]]
         shop.recommend(4)
         assert server.config_calls == 2
 
@@ -137,7 +138,7 @@ def test_statuses_become_errors(kind, server, status, words, error, message):
         ask(kind, server.url, 1)
     assert len(server.parameters) == 1  # no second attempt
     assert isinstance(caught.value, RecommenderError)
-    assert caught.value.call.inputs["user_id"].tolist() == [[1]]
+    assert present(caught.value.call).inputs["user_id"].tolist() == [[1]]
 
 
 @pytest.mark.parametrize("words", ["Exceeds maximum queue size", "Request timeout expired"])

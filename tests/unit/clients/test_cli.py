@@ -16,7 +16,7 @@ from triton_recommender import Event
 from triton_recommender.cli import app
 
 
-def run(*arguments: str):
+def run(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
 
 

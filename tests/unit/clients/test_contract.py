@@ -15,6 +15,7 @@ import pytest
 
 from serving.contract import tensors as contract
 from serving.contract.ids import session_id as session_id_of_server
+from tests.present import present
 from training.dataset.ids import stable_id as export_id
 from triton_recommender import session_id, stable_id, tensors
 
@@ -38,9 +39,9 @@ def test_reserved_values_are_those_of_the_contract():
         assert getattr(tensors, name) == getattr(contract, name)
     assert contract.ENSEMBLE == tensors.RECOMMEND
     for bit in contract.Degraded:
-        assert tensors.Degraded[bit.name] == bit
-    for bit in contract.Sources:
-        assert tensors.Sources[bit.name] == bit
+        assert tensors.Degraded[present(bit.name)] == bit
+    for source in contract.Sources:
+        assert tensors.Sources[present(source.name)] == source
 
 
 @pytest.mark.parametrize(("text", "attempt"), KNOWN_IDS)
@@ -68,7 +69,7 @@ def test_the_package_imports_what_it_declares_and_nothing_else():
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                names.add(node.module.split(".")[0])
+                names.add(present(node.module).split(".")[0])
         assert names <= {"triton_recommender", *dependencies, *sys.stdlib_module_names}, path
 
 

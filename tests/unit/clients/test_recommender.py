@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import triton_recommender
+from tests.present import present
 from triton_recommender import (
     AsyncRecommender,
     Catalogue,
@@ -32,9 +34,14 @@ CLIENTS = Path(__file__).parents[3] / "clients"
 
 
 def test_the_fake_shows_the_query_as_the_server_would_see_it():
-    seen = []
+    seen = list[Query]()
+
+    def answer_query(query: Query) -> list[int]:
+        seen.append(query)
+        return [3, 1, 2]
+
     fake = FakeTransport(
-        lambda query: seen.append(query) or [3, 1, 2],
+        answer_query,
         history=2,
         exclusions=4,
         items_returned=3,
@@ -47,7 +54,7 @@ def test_the_fake_shows_the_query_as_the_server_would_see_it():
     assert seen == [Query(5, [7, 8], [4], {"store": 3, "device": "phone"}), Query(None, None, [], {})]
     call = fake.calls[0]
     assert (call.priority, call.queue_timeout_us, call.request_id) == (2, 100_000, "a-1")
-    assert 0.4 < call.timeout_s <= 0.5
+    assert 0.4 < present(call.timeout_s) <= 0.5
 
 
 def test_the_fake_raises_what_its_handler_raises():
@@ -60,7 +67,7 @@ def test_the_fake_raises_what_its_handler_raises():
 
 def test_the_fake_serves_asyncio_as_well():
     async def call():
-        async with AsyncFakeRecommender(lambda query: [query.user_id or 0]) as shop:
+        async with AsyncFakeRecommender(lambda query: [int(query.user_id or 0)]) as shop:
             assert (await shop.health())[0].ready
             return await shop.recommend_many([4, Query(5)])
 
@@ -99,7 +106,8 @@ def test_an_unknown_item_is_reported_also_where_ids_are_numbers():
     assert answer.warnings[0].message == "history: no item is called 22424 in generation 4; treated as a new item."
     with pytest.raises(UnknownId, match="no item is called 6 in generation 4"):
         FakeRecommender(lambda query: [3], catalogue=catalogue, strict=True).recommend(1, exclude=[6])
-    for wrong in ("mug", [3]):
+    wrong_items: tuple[Any, ...] = ("mug", [3])
+    for wrong in wrong_items:
         with pytest.raises(InvalidRequest, match="exclude is"):
             shop.recommend(1, exclude=[wrong])
 
@@ -127,19 +135,21 @@ def test_answers_have_names_and_titles(repo):
 def test_a_bare_text_is_no_list_of_items(field, catalogue):
     """Read letter by letter, a forbidden item would come back."""
     shop = FakeRecommender(lambda query: [3], catalogue=catalogue)
-    for items in ("SKU/0010-x", 3):
+    wrong: tuple[Any, ...] = ("SKU/0010-x", 3)
+    for items in wrong:
         with pytest.raises(InvalidRequest, match=f"^{field} is .*expected a list of item ids"):
             shop.recommend(1, **{field: items})
     assert shop.queries == []
 
 
 def test_more_queries_than_a_request_takes_are_sent_in_several():
-    shop = FakeRecommender(lambda query: [query.user_id])
+    shop = FakeRecommender(lambda query: [int(query.user_id or 0)])
     answers = shop.recommend_many(list(range(150)), request_id="a")
     assert [answer.item_ids for answer in answers] == [(user,) for user in range(150)]
     assert [len(call.inputs["user_id"]) for call in shop.server.calls] == [64, 64, 22]
     assert {answer.request_id for answer in answers} == {"a"}
-    for nothing in ([], "17850", Query(1)):
+    wrong: tuple[Any, ...] = ([], "17850", Query(1))
+    for nothing in wrong:
         with pytest.raises(InvalidRequest):
             shop.recommend_many(nothing)
 
@@ -189,9 +199,10 @@ def test_no_time_left_is_not_taken_for_the_usual_timeout():
 
 def test_an_event_of_a_numpy_user_id_forgets_the_users_cached_answers():
     shop = FakeRecommender(lambda query: [3], cache=MemoryCache())
+    user_id: Any = np.int64(7)
     for _ in range(2):
-        shop.recommend(np.int64(7))
-    shop.observe(np.int64(7), 3)
+        shop.recommend(user_id)
+    shop.observe(user_id, 3)
     shop.recommend(7)
     assert len(shop.queries) == 2
 
@@ -204,7 +215,8 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
     assert [shop.events[0].user_id, shop.queries[0].user_id] == [session_id("a3f9")] * 2
     with pytest.raises(InvalidRequest, match="Both user_id and session"):
         shop.recommend(7, session="a3f9")
-    for session in (session_id("a3f9"), np.int64(session_id("a3f9"))):
+    reserved: tuple[Any, ...] = (session_id("a3f9"), np.int64(session_id("a3f9")))
+    for session in reserved:
         with pytest.raises(InvalidRequest, match="reserved for sessions"):
             shop.recommend(session)
     with pytest.raises(InvalidRequest, match="session is ''; expected a text that is not empty"):
@@ -213,7 +225,8 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
 
 def test_calls_at_the_same_time_share_one_description_also_where_the_server_moves_on():
     shop = AsyncFakeRecommender(lambda query: [1, 2, 3])
-    describe, infer, described = shop.server.describe, shop.server.infer, []
+    server: Any = shop.server  # whose asyncio side the fake makes
+    describe, infer, described = server.describe, server.infer, list[str]()
 
     async def describe_slowly(model, timeout_s):
         described.append(model)
@@ -238,7 +251,7 @@ def test_calls_at_the_same_time_share_one_description_also_where_the_server_move
         await ask_all()
         assert described == ["recommend"] * 2
 
-    shop.server.describe, shop.server.infer = describe_slowly, refuse_other_tensors
+    server.describe, server.infer = describe_slowly, refuse_other_tensors
     asyncio.run(run())
 
 

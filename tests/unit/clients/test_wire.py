@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_exclusions_are_padded_and_what_does_not_fit_is_dropped_from_the_answer(
 
 
 def test_context_takes_its_dtype_from_the_server_and_missing_values_their_marker():
-    context = {"store": "3", "device": "café", "basket": 2}
+    context: Mapping[str, int | str] = {"store": "3", "device": "café", "basket": 2}
     tensors = encode([Query(1, context=context), Query(2, context={"store": HUGE, "basket": None})], SIGNATURE)
     assert tensors["store"].dtype == np.int64
     assert tensors["store"].tolist() == [[3], [HUGE]]
@@ -59,8 +60,9 @@ def test_context_takes_its_dtype_from_the_server_and_missing_values_their_marker
 
 
 def test_anonymous_and_extreme_users_are_sent():
-    users = [encode([Query(user)], SIGNATURE)["user_id"][0, 0] for user in (None, -5, HUGE, np.int64(3))]
-    assert users == [MISSING_INT, -5, HUGE, 3]
+    users: tuple[Any, ...] = (None, -5, HUGE, np.int64(3))
+    sent = [encode([Query(user)], SIGNATURE)["user_id"][0, 0] for user in users]
+    assert sent == [MISSING_INT, -5, HUGE, 3]
 
 
 def test_answers_come_without_padding_in_served_order():
@@ -158,8 +160,8 @@ def test_another_model_is_recognised():
 def test_timeouts_say_what_they_limit():
     assert Timeouts(0.5, queue=0.05).queue_us == 50_000
     assert Timeouts(None).queue_us is None
-    wrong = [("request", 0), ("request", "2"), ("connect", None), ("queue", -1), ("attempt", True), ("request", float("inf"))]
-    for name, value in wrong:
+    wrong: list[tuple[str, Any]] = [("request", 0), ("request", "2"), ("connect", None), ("queue", -1), ("attempt", True)]
+    for name, value in [*wrong, ("request", float("inf"))]:
         with pytest.raises(InvalidRequest, match=f"Timeouts {name} is"):
             Timeouts(**{name: value})
 

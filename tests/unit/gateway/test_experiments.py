@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from export.relayout import relayout
 from gateway import schema
-from gateway.experiments import interleave
 from live.exposures import read_exposures
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from repository.generations import pin
@@ -30,7 +28,7 @@ from serving.stages.rules.config import RulesConfig
 from tests.repositories import copy_small_repository, link_small_repository, small_repository
 from tests.server.test_publication import with_rules
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import InvalidRequest, Recommendations, ServerFault, Sources, StageDied, Unavailable
+from triton_recommender import InvalidRequest, ServerFault, StageDied, Unavailable
 from triton_recommender.ids import session_id
 
 CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]
@@ -376,28 +374,6 @@ def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
         assert row["propensities"][:2] == [0.5, 1.0]  # a coin, and the best item of the other team
         for item, team in zip(row["item_ids"], row["teams"], strict=True):
             assert item in (CHALLENGERS if team else CHAMPIONS)
-
-
-def test_an_interleaved_item_has_the_sources_of_the_generation_that_it_comes_from():
-    lists = [Recommendations(tuple(items), (3.0, 2.0, 1.0)) for items in (CHAMPIONS, CHALLENGERS)]
-    champions, challengers = (
-        replace(answer, sources=(source,) * 3) for answer, source in zip(lists, (Sources.GRAPH, Sources.TWO_TOWER), strict=True)
-    )
-    shown = interleave(champions, challengers, seed="a")
-    assert shown.teams is not None
-    assert shown.answer.sources == tuple(Sources.TWO_TOWER if team == 1 else Sources.GRAPH for team in shown.teams)
-    assert interleave(champions, lists[1], seed="a").answer.sources == ()
-
-
-@pytest.mark.parametrize(
-    ("champions", "challengers", "known"),
-    [((1.0, 0.9, 1.0), (1.0,) * 3, 1), ((1.0,) * 3, (1.0, 1.0, None), 2), ((1.0,) * 3, (), 0)],
-)
-def test_coins_are_known_down_to_the_first_place_that_a_server_draws(champions, challengers, known):
-    first = Recommendations(tuple(CHAMPIONS), (3.0, 2.0, 1.0), propensities=champions)
-    second = Recommendations(tuple(CHALLENGERS), (3.0, 2.0, 1.0), propensities=challengers)
-    propensities = interleave(first, second, seed="a").answer.propensities
-    assert propensities == (0.5, 1.0, 0.5)[:known] + (None,) * (3 - known)
 
 
 def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_path):

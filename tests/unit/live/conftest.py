@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,16 @@ import pytest
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.layout import Layout
 from serving.live.reader import Reader
+from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.repositories import copy_to_change
 from tests.unit.live.batches import KINDS, START_MS
+from tests.unit.live.redis_machines import PROJECT
 from tests.unit.live.shops import repository_with_kinds
+from tests.unit.tables.redis_server import RedisServer
 
 
 class Clock:
@@ -74,3 +78,16 @@ def upsert(repository):
     stage = Upsert.load(repository / UPSERT / "1")
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def redis(empty_redis: RedisServer) -> RedisServer:
+    return empty_redis
+
+
+@pytest.fixture
+def state(redis: RedisServer) -> Iterator[RedisState]:
+    """The state that machines share in an empty Redis."""
+    state = RedisState(redis.address, PROJECT, PATIENT_S)
+    yield state
+    state.close()

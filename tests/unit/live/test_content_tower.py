@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from serving.contract.artifacts import find_stage_folder
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.content_tower import ContentTower
+from tests.present import present
 from tests.unit.live.test_live_answers import answer, upserted
 from training.retrieval.content_tower import RIDGE, fit_content_tower, fit_ridge
 
@@ -32,23 +33,25 @@ def test_a_tower_predicts_vectors_that_are_sums_of_words(tmp_path):
     unseen = [row for row, item in enumerate(items) if item["title"] != NEW]
     content = Content.of([items[row] for row in unseen])
     tower, judgement = fit_content_tower(content, vectors[unseen])
+    assert tower is not None
+    assert judgement is not None
     assert judgement.served
     assert judgement.tower_error < judgement.stand_in_error / 3
     tower.save(tmp_path)
     row = next(row for row, item in enumerate(items) if item["title"] == NEW)
-    np.testing.assert_allclose(ContentTower.load(tmp_path).compute_vectors({"title": NEW}), vectors[row], atol=0.4)
+    np.testing.assert_allclose(present(ContentTower.load(tmp_path)).compute_vectors({"title": NEW}), vectors[row], atol=0.4)
     assert ContentTower.load(tmp_path / "nowhere") is None
 
 
 def test_served_vectors_are_those_that_were_fitted(tmp_path):
     items, vectors = catalogue(np.random.default_rng(0))
     content = Content.of(items)
-    tower, _ = fit_content_tower(content, vectors)
+    tower = present(fit_content_tower(content, vectors)[0])
     tower.save(tmp_path)
     owners, known = np.repeat(np.arange(len(items)), np.diff(content.offsets)), np.isin(content.tokens, tower.tokens)
     places = np.searchsorted(tower.tokens, content.tokens[known])
     features = sp.csr_matrix((np.ones(len(places)), (owners[known], places)), shape=(len(items), len(tower.tokens)))
-    served = np.stack([ContentTower.load(tmp_path).compute_vectors(item) for item in items])
+    served = np.stack([present(ContentTower.load(tmp_path)).compute_vectors(item) for item in items])
     np.testing.assert_allclose(served, features @ tower.weights[:-1] + tower.weights[-1], atol=1e-5)
 
 
@@ -60,6 +63,7 @@ def test_no_tower_is_served_where_the_items_most_alike_are_nearer():
     vectors = np.repeat(rng.normal(size=(27, 6)).astype(np.float32) * 5, 10, axis=0)
     tower, judgement = fit_content_tower(Content.of(items), vectors)
     assert tower is None
+    assert judgement is not None
     assert judgement.stand_in_error < judgement.tower_error
     assert fit_content_tower(Content.of(items[:5]), vectors[:5]) == (None, None)
 

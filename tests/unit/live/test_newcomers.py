@@ -9,6 +9,7 @@ from serving.stages.live.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, Sea
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
 from serving.stages.search.search import Blocked, Neighbours, Search
+from tests.present import present
 
 VECTORS = np.eye(8, dtype=np.float32)
 USERS = np.full((1, 8), 2.0, np.float32)
@@ -131,14 +132,14 @@ def test_about_the_asked_share_of_lists_explores_and_all_new_items_get_their_cha
 
 
 def test_the_items_most_alike_share_the_rarest_words(tmp_path):
-    items = [
+    items: list[dict[str, object]] = [
         {"title": "red glass lamp", "category": "light", "tags": ["a"]},
         {"title": "blue glass vase", "category": "vase", "tags": ["a", "b"]},
         {"title": "red paper lamp", "category": "light", "tags": []},
         {"title": "Paper bag", "category": None},
     ]
     Content.of(items).save(tmp_path)
-    content = Content.load(tmp_path)
+    content = present(Content.load(tmp_path))
     assert content.find_most_alike(compute_tokens({"title": "paper lamp, RED", "category": "light"}), 4).tolist() == [2, 0, 3]
     assert content.find_most_alike(compute_tokens({"tags": ["b"]}), 4).tolist() == [1]
     assert content.find_most_alike(compute_tokens({"title": "unheard of", "price": 3.0}), 2).tolist() == [0, 3]

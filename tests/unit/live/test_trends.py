@@ -28,6 +28,7 @@ from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import FOLDER, TRENDS_FILE, ItemTrends
 from serving.stages.rank import Rank
+from tests.present import present
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
 from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, append, load_toy, write
 from training.dataset import Dataset
@@ -265,7 +266,7 @@ def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, o
         }
 
         def read_live() -> list[float]:
-            assert rank.live_items.refresh()
+            assert present(rank.live_items).refresh()
             return rank.inputs.compute_pair_inputs(inputs, candidates)[0][0, :, LIVE - N_FEATURES].tolist()
 
         assert read_live() == [0.0, 0.0, 0.0]

@@ -8,6 +8,7 @@ import pytest
 from perf.load import schedule
 from perf.observe import Latency
 from serving.contract.errors import ConfigError
+from tests.present import present
 
 
 def slow_percentile(values: list[int], q: float) -> int:
@@ -19,7 +20,7 @@ def slow_percentile(values: list[int], q: float) -> int:
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 99, 100, 101, 1000])
 def test_percentiles_are_observed_values_by_the_definition(count):
     latencies_ns = np.random.default_rng(count).integers(1, 10**9, count)
-    latency = Latency.of(latencies_ns)
+    latency = present(Latency.of(latencies_ns))
     for q, value in (
         (50, latency.p50_ms),
         (90, latency.p90_ms),

@@ -1,9 +1,13 @@
 """`perf live` without a server: reads of a small store, and what is made of latencies."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 from perf.live import items, reads, visible
+from perf.live.exchange import Exchange
+from perf.live.shop import Shop
 from perf.live.visible import Probes, Round
 from perf.load.unary import Answer
 from serving.contract.errors import ServerError
@@ -22,9 +26,9 @@ def test_reads_of_two_stores_are_measured_and_compared(tmp_path):
 
 def test_a_round_with_events_is_judged_against_the_one_without():
     quiet = [Round(recommend_ns=[1_000_000] * 100), Round(recommend_ns=[2_000_000] * 100)]
-    busy = []
+    busy, shop, exchange = [], cast(Shop, None), cast(Exchange, None)  # which probes of the past do not ask
     for milliseconds, stale in ((3, 0), (4, 1)):
-        probes = Probes(None, None, {}, durable_ns=[1_000_000], changed_ns=[milliseconds * 30_000_000], stale=stale)
+        probes = Probes(shop, exchange, {}, durable_ns=[1_000_000], changed_ns=[milliseconds * 30_000_000], stale=stale)
         busy.append(Round(recommend_ns=[milliseconds * 1_000_000] * 100, probes=probes, events=50))
     figures = {figure.name: figure for figure in visible.make_figures(100.0, quiet, busy, duration_s=1.0)}
     assert figures["p99 of recommend with events over without"].values == [3.0, 2.0]
@@ -50,4 +54,4 @@ def test_an_answer_that_fails_ends_the_measurement_with_its_error():
             pass
 
     with pytest.raises(ServerError, match="UNAVAILABLE: gone"):
-        items.ask_all(Refusing(), Refusing(), [7])
+        items.ask_all(cast(Shop, Refusing()), cast(Exchange, Refusing()), [7])

@@ -10,7 +10,7 @@ from perf.recall import compute_recall
 from serving.contract.tensors import FROM_STORE
 from tests.unit.perf.conftest import N_ITEMS
 from training.retrieval.effort import split_half, try_wider
-from training.retrieval.index import WANTED_RECALL
+from training.retrieval.index import WANTED_RECALL, extract_inverted_file
 
 
 def naive_recall(vectors, index, queries, count):
@@ -30,7 +30,7 @@ def search(vectors, choice):
 
 
 def test_recall_is_the_share_of_the_best_that_the_index_names(search, vectors):
-    faiss.downcast_index(search.index).nprobe = 1
+    extract_inverted_file(search.index).nprobe = 1
     for count in (5, 20, 100):
         expected = naive_recall(vectors, search.index, vectors[:64], count)
         assert 0.05 < expected < 0.95
@@ -41,13 +41,13 @@ def test_a_larger_c_is_searched_more_widely(search, vectors):
     trials = try_wider(search, vectors[:64], 1_000)
     assert [trial.recall_lower_bound >= WANTED_RECALL for trial in trials] == [False] * (len(trials) - 1) + [True]
     assert len(trials) > 1
-    assert faiss.downcast_index(search.index).nprobe == trials[-1].effort
+    assert extract_inverted_file(search.index).nprobe == trials[-1].effort
     assert trials[-1].recall == pytest.approx(naive_recall(vectors, search.index, vectors[:64], 1_000), abs=1e-3)
     assert len(try_wider(search, vectors[:64], 1_000)) == 1
 
 
 def test_an_effort_that_was_set_is_the_only_one(search, vectors):
-    faiss.downcast_index(search.index).nprobe = 1
+    extract_inverted_file(search.index).nprobe = 1
     [only] = try_wider(search, vectors[:64], 20, fixed=True)
     assert (only.effort, only.recall < WANTED_RECALL) == (1, True)
 

@@ -56,7 +56,7 @@ def test_the_best_wins_although_the_machine_drifts_and_losers_are_asked_least():
     assert outcome.winner.changes == {"x": 5}
     assert outcome.winner.compute_gain("peak_rate").median == pytest.approx(1.1)
     assert [len(rung) for rung in outcome.rungs] == [12, 6, 3]
-    assert sorted(machine.turns, key=machine.turns.get)[-3:] == [3, 4, 5]
+    assert sorted(machine.turns, key=machine.turns.__getitem__)[-3:] == [3, 4, 5]
     assert {machine.turns[x] for x in range(-6, 0)} == {1}
     assert machine.turns[5] == len(outcome.winner.own) >= FINAL_TURNS
 
@@ -139,7 +139,7 @@ def space_of(layout="ensemble", efforts=(192, 256)):
 def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     space = space_of(layout)
     assert set(space[f"serving.{model}.queue_delay_us"]) == {100, 300, 1_000}
-    preferred, now = ("serving", []) if layout == "ensemble" else ("serving.recommend", list(FUSED["preferred_batch_sizes"]))
+    preferred, now = ("serving", []) if layout == "ensemble" else ("serving.recommend", FUSED["preferred_batch_sizes"])
     assert now not in space[f"{preferred}.preferred_batch_sizes"]
     assert len(space[f"{preferred}.preferred_batch_sizes"]) == len(PREFERRED_BATCHES) - 1
     assert space[SERVER_THREADS] == (2,)
@@ -149,7 +149,9 @@ def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
 
 
 def test_current_values_are_read_as_the_export_reads_them():
-    settings = Settings(serving={"preferred_batch_sizes": [4], "rank": {"instances": 3}}, compute={"rank_threads": 2})
+    settings = Settings.model_validate(
+        {"serving": {"preferred_batch_sizes": [4], "rank": {"instances": 3}}, "compute": {"rank_threads": 2}}
+    )
     assert read_current(settings, "serving.rank.instances") == 3
     assert read_current(settings, "serving.preferred_batch_sizes") == [4]
     assert read_current(settings, "serving.preprocess.queue_delay_us") == 0

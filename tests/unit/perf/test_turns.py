@@ -9,12 +9,13 @@ import psutil
 
 from perf.target import take_turns
 from server.processes import find_members
+from tests.present import present
 from tests.waiting import until
 
 
 def test_processes_run_in_their_turn_only(tmp_path):
     """A process with the name and the tag of a server."""
-    shutil.copy2(shutil.which("sleep"), tmp_path / "tritonserver")
+    shutil.copy2(present(shutil.which("sleep")), tmp_path / "tritonserver")
     with subprocess.Popen([tmp_path / "tritonserver", "60"]) as child:
         process = psutil.Process(child.pid)
         until(lambda: process in find_members(str(tmp_path)))  # for a moment a program that starts has a name and no arguments

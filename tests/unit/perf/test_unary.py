@@ -135,7 +135,7 @@ def test_a_call_that_nobody_answers_ends_at_its_deadline():
 def test_a_server_that_ends_answers_every_call_with_an_error():
     go, begun_s = threading.Event(), time.monotonic()
     server = contextlib.ExitStack()
-    with calling(server.enter_context(serving(lambda body, context: go.wait(10) and body))) as calls:
+    with calling(server.enter_context(serving(lambda body, context: body if go.wait(10) else b""))) as calls:
         for number in range(3):
             calls.send(number, calls.encode_call(number, b"x"))
         ending = threading.Thread(target=server.close)

@@ -75,8 +75,13 @@ def test_a_model_is_loaded_although_the_connection_breaks_once(double, n_breaks)
 
 
 def test_a_model_that_is_refused_is_not_asked_for_again(double):
-    asked = []
-    double.before_load = lambda model: asked.append(model) or "it does not load"
+    asked: list[str] = []
+
+    def refuse(model: str) -> str:
+        asked.append(model)
+        return "it does not load"
+
+    double.before_load = refuse
     with (
         open_local_client(f"127.0.0.1:{double.forwarder.port}") as client,
         pytest.raises(InferenceServerException, match="it does not load"),

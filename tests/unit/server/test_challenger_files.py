@@ -169,8 +169,13 @@ def test_a_challenger_whose_experiment_just_ended_is_stopped_before_an_array_cha
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     assert files.look(state.grpc_url) == ""
     end_experiment(state.repo, "enough")
-    published, seen = path.read_bytes(), []
-    double.before_unload = lambda model: seen.append(path.read_bytes() == published) or ""
+    published, seen = path.read_bytes(), list[bool]()
+
+    def look(model: str) -> str:
+        seen.append(path.read_bytes() == published)
+        return ""
+
+    double.before_unload = look
     with writing(path) as writer:
         assert files.look(state.grpc_url) == ""
         assert writer.poll() is None

@@ -14,6 +14,7 @@ from server.__main__ import app
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import Experiment, read_experiment
+from tests.present import present
 from tests.repositories import link_small_repository
 
 
@@ -39,7 +40,7 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
     assert "no server started here serves it" in run(repo, "status")
     said = run(repo, "stop", "--reason", "enough")
     assert said == "experiment spring is over: generation 2 is not loaded, because no server started here runs\n"
-    experiment = read_experiment(find_experiment_folder(repo))
+    experiment = present(read_experiment(find_experiment_folder(repo)))
     assert (experiment.state, experiment.reason) == ("stopped", "enough")
     assert read_challengers(repo) == ()
     assert read_pinned_generation(repo) == 1
@@ -83,7 +84,7 @@ def test_only_a_shadow_meets_everybody(repo, mode):
         return
     with pytest.raises(ConfigError, match="With a share of 1, no answer of the champion is left to compare"):
         run(repo, "share", "1")
-    assert read_experiment(find_experiment_folder(repo)).share == 0.5
+    assert present(read_experiment(find_experiment_folder(repo))).share == 0.5
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "150%", "nan"])
@@ -91,4 +92,4 @@ def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
     begin(repo)
     done = CliRunner().invoke(app, ["experiment", "share", "--repo", str(repo), "--", share])
     assert done.exit_code != 0
-    assert read_experiment(find_experiment_folder(repo)).share == 0.5
+    assert present(read_experiment(find_experiment_folder(repo))).share == 0.5

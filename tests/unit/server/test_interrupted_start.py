@@ -25,6 +25,7 @@ from server.ports import Ports, find_free_port, find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ServerError
 from serving.live.store import DATA_FILE, find_live_folder
+from tests.present import present
 from tests.repositories import link_small_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
@@ -124,7 +125,7 @@ def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tm
     with ThreadPoolExecutor(1) as thread:
         starting = thread.submit(TritonServer(repo, ports, run_dir=tmp_path).start)
         until(path.exists)
-        os.kill(read_state(path).pid, signal.SIGTERM)
+        os.kill(present(read_state(path)).pid, signal.SIGTERM)
         with pytest.raises(ServerError, match=r"^The server was stopped while it started \(SIGTERM, as of `make stop`\)"):
             starting.result()
 
@@ -150,7 +151,7 @@ def test_status_tells_of_a_live_store_that_was_moved_or_removed_under_the_server
     program.write_text(HOLDER.format(python=sys.executable))
     program.chmod(0o700)
     with subprocess.Popen([program, store, tag], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout.readline() == "holds\n"
+        assert present(server.stdout).readline() == "holds\n"
         state = ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports())
         assert describe_removed_store(state) == ""
         moved = store.parent.rename(tmp_path / "moved")

@@ -54,6 +54,7 @@ def test_first_failure_names_the_model_and_unfolds_the_reason(message, model, re
     failure = find_first_failure(
         "\n".join([HARMLESS, LOADING, f'{HEAD}"{message}"', f"{HEAD}\"failed to load 'other' version 1: later\""])
     )
+    assert failure is not None
     assert failure.model == model
     assert reason in failure.reason
     assert str(failure).startswith(f"model {model} failed to load:")

@@ -29,6 +29,7 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.clocks import PatientClock
+from tests.present import present
 from tests.repositories import copy_generation, copy_small_repository, describe_entries
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
@@ -164,7 +165,7 @@ def test_a_pin_that_moves_back_while_a_publication_is_waited_for_is_not_followed
                 time.sleep(0.01)
             write_pins(state.repo, 1)
         assert "generation 1 is pinned by now" in looking.result()
-    assert read_state(make_state_path(tmp_path, state.ports.grpc)).generation == 1
+    assert present(read_state(make_state_path(tmp_path, state.ports.grpc))).generation == 1
 
 
 def count_locks(repo: Path) -> int:

@@ -17,6 +17,7 @@ from server.promotion import Promotion, awaits_move
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment, read_experiment
+from tests.present import present
 from tests.repositories import copy_generation, link_small_repository
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble, accept
@@ -75,7 +76,7 @@ def test_a_move_that_fails_is_tried_once_and_recorded(state, tmp_path):
     assert "generation 2 is promoted, because more clicks; generation 1 stays, because" in followed.look()
     assert (read_acts(state.repo)[-1].action, read_acts(state.repo)[-1].generation) == ("not promoted", 2)
     assert followed.look() == Promotion(state, tmp_path).look() == ""
-    stopped = read_experiment(find_experiment_folder(state.repo))
+    stopped = present(read_experiment(find_experiment_folder(state.repo)))
     assert (stopped.state, stopped.reason) == ("stopped", f"not promoted: {reason_of(state)}")
 
 
@@ -90,7 +91,7 @@ def test_a_move_that_fails_while_another_experiment_begins_leaves_that_one_alone
 
     double.before_index = start_another
     assert "generation 1 stays" in Promotion(state, tmp_path).look()
-    assert read_experiment(find_experiment_folder(state.repo)).name == "summer"
+    assert present(read_experiment(find_experiment_folder(state.repo))).name == "summer"
     assert "No server answers" in reason_of(state)
 
 
@@ -110,7 +111,7 @@ def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
     done = Promotion(state, tmp_path).look()
     assert "is promoted, because more clicks and answers, but: " in done
     assert reason in done
-    saved = read_state(make_state_path(tmp_path, state.ports.grpc))
+    saved = present(read_state(make_state_path(tmp_path, state.ports.grpc)))
     assert saved.generation == 2
     promoted, replaced, activated = read_acts(state.repo)[-3:]
     assert [(act.action, act.generation) for act in (promoted, activated)] == [("promoted", 2), ("activated", 2)]

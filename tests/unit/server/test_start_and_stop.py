@@ -23,6 +23,7 @@ from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
+from tests.present import present
 from tests.repositories import copy_generation, link_small_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
@@ -118,20 +119,20 @@ def test_a_server_that_is_looked_for_at_another_port_is_named(sleeping, tmp_path
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, monkeypatch):
     repo = toys.publish(tmp_path / "repo", 1)
     own = {"threads": 4, "cache_mib": 0, "fixed": True, "host": "127.0.0.1", "no_http": True, "tls": "", "follow_pin": False}
-    stub = shutil.copy(shutil.which("true"), tmp_path / STUB_PROGRAM)
+    stub = shutil.copy(present(shutil.which("true")), tmp_path / STUB_PROGRAM)
     parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
     write_wheel(tmp_path / "wheel")
     monkeypatch.syspath_prepend(tmp_path / "wheel")
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
     ports = sleeping.ports
     with subprocess.Popen(parent, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout.readline() == "started\n"
+        assert present(server.stdout).readline() == "started\n"
         broken = replace(sleeping, pid=server.pid, repo=repo, settings=own, fault=fault)
         broken.save(tmp_path)
         numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
         arguments = ["start", "--repo", str(repo), *numbers, "--cache-mib", "8", "--unsupervised"]
         said = CliRunner().invoke(commands.app, arguments, catch_exceptions=False).output
-    started = read_state(make_state_path(tmp_path, ports.grpc))
+    started = present(read_state(make_state_path(tmp_path, ports.grpc)))
     try:
         assert said.startswith(f"starting again: {fault or '2 of its Python model process(es) died'}")
         assert is_running(started.pid, started.tag)

@@ -32,6 +32,7 @@ from server.state import ServerState, make_state_path, read_state
 from server.watch import Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
+from tests.present import present
 from tests.repositories import copy_generation, copy_small_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
@@ -75,11 +76,11 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 
 
 def test_a_stub_that_died_before_anybody_looked_is_missed(tmp_path):
-    stub = shutil.copy(shutil.which("sleep"), tmp_path / STUB_PROGRAM)
+    stub = shutil.copy(present(shutil.which("sleep")), tmp_path / STUB_PROGRAM)
     tag = draw_tag()
     with subprocess.Popen([sys.executable, "-c", SERVER, tag, stub], stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stdout.readline() == "killed\n"
+            assert present(server.stdout).readline() == "killed\n"
             state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", find_free_ports())
             assert Observer(state).find_fault() == "1 of its Python model process(es) died"
         finally:
@@ -155,7 +156,7 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
     path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
         until(lambda: (now := read_state(path)) is not None and now.pid != state.pid)
-        restarted = read_state(path)  # at once: another supervisor may have to go on from it
+        restarted = present(read_state(path))  # at once: another supervisor may have to go on from it
         assert restarted == replace(state, pid=restarted.pid, log=restarted.log, content=restarted.content)
         until(lambda: "answers again" in said())
         assert read_state(path) == restarted

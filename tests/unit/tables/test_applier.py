@@ -23,6 +23,7 @@ from serving.tables.updates import applier as applier_module
 from serving.tables.updates import backlog
 from serving.tables.updates.applier import Applier
 from tests.interrupting import Killed, called_on_return, free, interrupted_at, kill
+from tests.present import present
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.updating import (
     ROWS,
@@ -223,7 +224,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances):
             with interrupted_at({1 + 11 * turn: kill}, applier_module, *MODULES):
                 dead.apply("items", batch)
         except Killed:
-            free(dead.shared["items"].slots.lock)
+            free(present(dead.shared["items"].slots).lock)
         else:
             break
         is_shown = bool((tiers.lookup("items", keys).values == after).all())
@@ -271,7 +272,7 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
     batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
     for batch in batches[:2]:
         applier.apply("items", batch)
-    applier.rocksdb.level.close()
+    present(applier.rocksdb).level.close()
     shutil.rmtree(config.rocksdb.path)
     applier.apply("items", batches[2])
     assert applier.behind == ROWS
@@ -333,11 +334,11 @@ def test_an_updater_without_its_database_vouches_for_no_other(config, instances)
     tiers, applier, log, key = instances(), Applier(config), Log(), 250
     applier.apply("items", log.batch(np.array([key]), versions([key], 1)))
     evict(tiers, key)
-    applier.rocksdb.level.close()
+    present(applier.rocksdb).level.close()
     damaged(config, tiers)
     with held_by_another_writer(config):
         applier.drain()
-        until(lambda: not applier.rocksdb.level.breaker.closed)  # it has tried to open the new one
+        until(lambda: not present(applier.rocksdb).level.breaker.closed)  # it has tried to open the new one
         assert gives_doubtful_rows(tiers, key)
         applier.close()
 

@@ -28,6 +28,7 @@ from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
 from tests.interrupting import called_on_return
+from tests.present import present
 from tests.unit.tables.updating import PROCESSES
 
 KEYS = np.arange(4)
@@ -206,7 +207,7 @@ def killed_in_the_end(folder):
     secondary.catch_up()
     assert version_in(secondary) == 2
     write(3)
-    os.kill(writer.pid, signal.SIGKILL)
+    os.kill(present(writer.pid), signal.SIGKILL)
     writer.join()
     yield secondary
     secondary.close()

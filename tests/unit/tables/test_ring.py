@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serving.tables.store.memory import PrivateBlock
 from serving.tables.store.ring import UpdateRing
 from serving.tables.store.row_formats import RowCodec
+from tests.present import present
 
 CODEC = RowCodec("fp32", 2)
 
@@ -25,7 +26,7 @@ def rows_of(versions: list[int]) -> np.ndarray:
 @given(batches=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=8), position=st.integers(0, 200))
 @settings(max_examples=200, deadline=None)
 def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batches, position):
-    ring, published = ring_of(), []
+    ring, published = ring_of(), list[int]()
     for keys in batches:
         ring.publish(np.array(keys, np.int64), rows_of(list(range(len(published), len(published) + len(keys)))))
         published += keys
@@ -36,7 +37,7 @@ def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batc
         assert recent is None
         assert ring.find_changed(np.arange(10), position).all()
         return
-    keys, stored, head = recent
+    keys, stored, head = present(recent)
     last = {key: float(i) for i, key in enumerate(published) if i >= position}
     assert dict(zip(keys.tolist(), stored[:, 0].tolist(), strict=True)) == last
     assert head == len(published)
@@ -54,10 +55,10 @@ def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
     ring = ring_of()
     ring.publish(np.array([1]), rows_of([1]))
     ring.words[0] += 5  # claimed, but never finished
-    keys, stored, head = ring.read_since(0)
+    keys, stored, head = present(ring.read_since(0))
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([1], [1.0], 1)
     ring.publish(np.array([2]), rows_of([2]))
-    assert ring.read_since(1)[0].tolist() == [2]
+    assert present(ring.read_since(1))[0].tolist() == [2]
 
 
 def test_what_a_dead_publisher_overwrote_stays_overwritten():
@@ -69,7 +70,7 @@ def test_what_a_dead_publisher_overwrote_stays_overwritten():
     ring.publish(np.array([3]), rows_of([9]))
     assert ring.read_since(2) is None
     assert ring.find_changed(np.array([5]), 2).all()
-    keys, stored, head = ring.read_since(ring.size)
+    keys, stored, head = present(ring.read_since(ring.size))
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([3], [9.0], ring.size + 1)
 
 
@@ -80,6 +81,6 @@ def test_a_lap_makes_every_reader_forget():
     assert all(ring.read_since(position) is None for position in range(3))
     assert ring.find_changed(np.array([5]), 2).all()
     position = ring.head
-    assert ring.read_since(position)[0].tolist() == []
+    assert present(ring.read_since(position))[0].tolist() == []
     ring.publish(np.array([4]), rows_of([4]))
-    assert ring.read_since(position)[0].tolist() == [4]
+    assert present(ring.read_since(position))[0].tolist() == [4]

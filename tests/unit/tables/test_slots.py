@@ -23,6 +23,7 @@ from serving.tables.store.hits import WAYS
 from serving.tables.store.memory import PrivateBlock, SharedBlock
 from serving.tables.store.row_formats import RowCodec
 from tests.interrupting import Killed, free, interrupted_at, kill
+from tests.present import present
 
 WIDTH = 4
 CODEC = RowCodec("fp32", WIDTH)
@@ -292,7 +293,7 @@ def test_processes_killed_while_they_write(kind, tmp_path):
         writer.start()
         for _ in range(int(rng.integers(50, 200))):
             check_rows(table)
-        os.kill(writer.pid, signal.SIGKILL)
+        os.kill(present(writer.pid), signal.SIGKILL)
         writer.join()
         check_rows(table)
     put(table, [5], version=1)

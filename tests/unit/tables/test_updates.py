@@ -26,6 +26,7 @@ from serving.tables.updates import publisher as publisher_module
 from serving.tables.updates import updater as updater_module
 from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
+from tests.present import present
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.updating import (
@@ -202,7 +203,7 @@ def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker
         database = Path(config.rocksdb.path)
         database.rename(tmp_path / "lost")
         database.touch()  # where a file is, none can be opened
-        updater.applier.rocksdb.level.close()
+        present(updater.applier.rocksdb).level.close()
         publisher.publish("items", keys, versions(keys, 2))
         publisher.flush()
         until(lambda: updater.applier.behind > 10)
@@ -220,7 +221,7 @@ def test_a_broker_that_is_back_counts_as_such_without_any_message(config, instan
     code = "from tests.unit.tables.kafka_broker import MockBroker as B; b = B(); print(b.address, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as broker:
         try:
-            with updating(replace(config, updates=UpdateConfig(broker.stdout.readline().strip()))):
+            with updating(replace(config, updates=UpdateConfig(present(broker.stdout).readline().strip()))):
                 until(lambda: tiers.read_metrics().tables["items"].updater.heartbeat_unix_ms > 0)
                 assert not is_down()
                 broker.send_signal(signal.SIGSTOP)
@@ -282,7 +283,7 @@ def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instanc
             latest[some] = round_ * 100 + version
             publisher.publish("items", some, versions(some, round_ * 100 + version))
         publisher.flush()
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(present(process.pid), signal.SIGKILL)
         process.join()
         rows = tiers.lookup("items", keys).values
         assert (rows == rows[:, :1]).all()

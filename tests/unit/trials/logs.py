@@ -18,8 +18,9 @@ NOW_MS = 1_000_000
 
 def exposures(*rows):
     """Answers to anonymous users, unless a row says otherwise: each counts as a user of its own."""
-    defaults = {"time_ms": NOW_MS, "user_id": None, "generation": 1, "degraded": [], "experiment": "e", "arm": "champion"}
-    return pa.Table.from_pylist([defaults | {"scores": [], "teams": None} | row for row in rows], SCHEMA)
+    defaults: dict[str, object] = {"time_ms": NOW_MS, "user_id": None, "generation": 1, "degraded": [], "scores": []}
+    defaults |= {"experiment": "e", "arm": "champion", "teams": None}
+    return pa.Table.from_pylist([defaults | row for row in rows], SCHEMA)
 
 
 def events(*rows):

@@ -129,9 +129,12 @@ def test_what_no_user_was_shown_by_this_generation_is_left_out(repo):
     show(repo, 0)
     click(repo, np.arange(0, 2_000, 4))
     measure(repo)
-    for number, changes in enumerate(
-        ({"degraded": ["gateway_fallback"]}, {"arm": "shadow"}, {"arm": "challenger", "generation": 2}), start=1
-    ):
+    others: list[dict[str, object]] = [
+        {"degraded": ["gateway_fallback"]},
+        {"arm": "shadow"},
+        {"arm": "challenger", "generation": 2},
+    ]
+    for number, changes in enumerate(others, start=1):
         show(repo, 2_000 * number, 2_000, **changes)
     assert measure(repo)[1] == "the window after the reference of generation 1 is not complete"
     show(repo, 8_000, 100, generation=2)

@@ -75,7 +75,8 @@ def test_feedback_belongs_to_the_shown_answer_and_not_to_its_shadow():
 
 def join_slowly(shown, log):
     """Join row by row: clicks and values by (request id, item), of shown answers."""
-    clicks, values = set(), {}
+    clicks: set[tuple[str, int]] = set()
+    values: dict[tuple[str, int], float] = {}
     shown_ids = {row["request_id"]: row for row in shown.to_pylist() if row["arm"] != "shadow"}
     for _, batch in log:
         for header, request_id in zip(batch.headers, batch.request_ids, strict=True):

@@ -68,11 +68,11 @@ def test_random_clicks_credit_both_teams_alike():
 )
 def test_the_chances_of_a_list_are_how_often_it_is_drafted(champion, challenger):
     drafts = 4_000
-    counts, chances = Counter(), {}
+    counts, chances = Counter[tuple[int, ...]](), dict[tuple[int, ...], float]()
     for number in range(drafts):
         items, _, steps = draft_teams(np.array(champion), np.array(challenger), str(number))
         counts[tuple(items)] += 1
         chances[tuple(items)] = float(steps.prod())
     assert sum(chances.values()) == pytest.approx(1.0)
-    for items, count in counts.items():
-        assert count / drafts == pytest.approx(chances[items], abs=0.04)
+    for drafted, count in counts.items():
+        assert count / drafts == pytest.approx(chances[drafted], abs=0.04)

@@ -40,7 +40,7 @@ def estimates_of(seed):
 
 
 def test_intervals_hold_the_true_value_about_as_often_as_they_state():
-    held = {name: [] for name in ("ips", "snips", "dr")}
+    held: dict[str, list[bool]] = {name: [] for name in ("ips", "snips", "dr")}
     for seed in range(20):
         for name, estimate in estimates_of(seed).items():
             held[name].append(estimate.low <= TRUE_VALUE <= estimate.high)
@@ -86,7 +86,7 @@ def test_slates_of_one_position_are_decisions():
         (estimate_slate(column, weight, "standard"), estimate_ips(rewards, weights)),
         (estimate_slate_snips(column, weight, "standard"), estimate_snips(rewards, weights)),
         (
-            estimate_slate_dr(column, weight, *(model[:, None] for model in models), "standard"),
+            estimate_slate_dr(column, weight, models[0][:, None], models[1][:, None], "standard"),
             estimate_dr(rewards, weights, *models),
         ),
     ]

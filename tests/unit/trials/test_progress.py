@@ -47,7 +47,7 @@ def test_arms_intervals_and_decision_of_an_ab_test(every, verdict, words):
     assert len(progress.looks) == LOOKS
     assert [time_ms for time_ms, _ in progress.looks] == sorted(time_ms for time_ms, _ in progress.looks)
     rewards = [np.arange(ANSWERS) % distance == 0 for distance in (10, every)]
-    last = compare_arms(*map(Arm.of, rewards))
+    last = compare_arms(Arm.of(rewards[0]), Arm.of(rewards[1]))
     assert progress.looks[-1] == (NOW_MS + 1_000 * (ANSWERS - 1), last)
     assert progress.verdict == verdict
     assert words in progress.decision

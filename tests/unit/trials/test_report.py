@@ -200,8 +200,8 @@ def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(re
 def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
     repo, now_ms = link_small_repository(tmp_path / "shop"), time.time_ns() // 1_000_000
     log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=100, keep_bytes=1 << 30)
-    for generation, days, count in ((1, 10, 5), (1, 0, 3), (2, 10, 2), (2, 0, 4)):
-        for number in range(count):
+    for generation, days, shown in ((1, 10, 5), (1, 0, 3), (2, 10, 2), (2, 0, 4)):
+        for number in range(shown):
             time_ms = now_ms - days * 86_400_000
             log.add(Exposure(f"{generation}/{days}/{number}", time_ms, number, generation, [BOOK, FILM], [1.0, 0.5], []))
     log.close()

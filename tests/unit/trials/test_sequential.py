@@ -18,8 +18,8 @@ def ever(verdict, champion_rate, challenger_rate, seed, share=0.5, tightest_at=T
     in_challenger = generator.random(LOOKS[-1]) < share
     rewards = (generator.random(LOOKS[-1]) < np.where(in_challenger, challenger_rate, champion_rate)).astype(float)
     for look in LOOKS:
-        arms = [Arm.of(rewards[:look][in_challenger[:look] == arm]) for arm in (False, True)]
-        if compare_arms(*arms, tightest_at=tightest_at).verdict in verdict:
+        champion, challenger = (Arm.of(rewards[:look][in_challenger[:look] == arm]) for arm in (False, True))
+        if compare_arms(champion, challenger, tightest_at=tightest_at).verdict in verdict:
             return True
     return False
 

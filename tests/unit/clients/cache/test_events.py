@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from threading import Event, Thread
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
@@ -109,7 +110,7 @@ class Partitions:
 
 
 def test_a_topic_is_read_from_one_ttl_ago_and_later_partitions_whole():
-    consumer, assigned = Partitions(), set()
+    consumer, assigned = Partitions(), set[int]()
     before_ms = time.time() * 1e3
     assign_new(consumer, "events", assigned, ttl_s=60.0)
     [since_ms] = consumer.since_ms
@@ -122,7 +123,7 @@ def test_a_topic_is_read_from_one_ttl_ago_and_later_partitions_whole():
 
 
 def test_a_partition_whose_offset_is_unknown_is_not_taken_for_one_without_events():
-    consumer, assigned = Partitions(), set()
+    consumer, assigned = Partitions(), set[int]()
     consumer.error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
     with pytest.raises(KafkaException, match="LEADER_NOT_AVAILABLE"):
         assign_new(consumer, "events", assigned, ttl_s=60.0)
@@ -134,7 +135,8 @@ def test_only_numbers_lose_the_fraction_that_missing_values_gave_them(repo):
     names = Names(repo)
     assert [names.find_id(value) for value in ("v1.0", "v1", "7.0")] == [5, 6, 8]
     assert [Names().find_id(value) for value in ("17850.0", 17850.0, "-3.0")] == [17850, 17850, -3]
-    assert [names.find_id(value) for value in (None, [], {})] == [None] * 3
+    missing: tuple[Any, ...] = (None, [], {})
+    assert [names.find_id(value) for value in missing] == [None] * 3
 
 
 def test_names_of_users_are_known_from_the_repository_also_later(repo):

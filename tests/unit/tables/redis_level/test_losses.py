@@ -14,6 +14,7 @@ from serving.tables.store.log_position import LogPosition
 from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
 from tests.interrupting import called_on_return
+from tests.present import present
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, version
 from tests.unit.tables.updating import Log
@@ -155,9 +156,9 @@ def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, 
     server.thaw()
     assert list(after_each_read) == []
     assert not applier.lost_rows
-    assert [int(positions[0]) for positions in applier.redis.reached.values()] == [2, 2]
+    assert [int(positions[0]) for positions in present(applier.redis).reached.values()] == [2, 2]
     until(lambda: applier.check_redis() or applier.lost_rows)
-    assert [int(positions[0]) for positions in applier.redis.reached.values()] == [1, 1]
+    assert [int(positions[0]) for positions in present(applier.redis).reached.values()] == [1, 1]
     applier.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from serving.contract.errors import DataError
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ContextColumn
+from tests.present import present
 from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
 from training.dataset import BUNDLED, load_dataset
 from training.dataset.__main__ import collect_facts
@@ -95,7 +96,7 @@ def test_text_ids_are_mapped_in_log_and_item_file_alike(shop):
     assert dataset.interactions["item_id"].tolist() == [stable_id("A-1"), stable_id("10")]
     titles = dict(zip(dataset.items["item_id"], dataset.items["title"], strict=True))
     assert titles == {stable_id("10"): "Tea", stable_id("12"): "Mug", stable_id("A-1"): "A-1"}
-    assert dict(dataset.user_names.itertuples(index=False)) == {stable_id("ann"): "ann", stable_id("bob"): "bob"}
+    assert dict(present(dataset.user_names).itertuples(index=False)) == {stable_id("ann"): "ann", stable_id("bob"): "bob"}
     assert set(dataset.item_names["name"]) == {"10", "12", "A-1"}
     assert dataset.item_names["id"].is_monotonic_increasing
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from serving.contract.tensors import ContextColumn
+from tests.present import present
 from training.dataset import load_dataset, split_log
 from training.dataset.synthetic import NAMED, parse_spec
 
@@ -45,8 +46,8 @@ def test_the_reference_has_eleven_tables():
     assert (spec.users, spec.items) == (200_000, 100_000)
     description = load_dataset("synthetic:tiny").description
     user_and_item_id = 2
-    assert len(description.users.categorical) + len(description.items.categorical) + user_and_item_id == 11
-    assert (len(description.users.continuous), len(description.items.continuous)) == (3, 2)
+    assert len(present(description.users).categorical) + len(present(description.items).categorical) + user_and_item_id == 11
+    assert (len(present(description.users).continuous), len(present(description.items).continuous)) == (3, 2)
     assert parse_spec("users=200_000,items=100_000,events=2_500_000") == spec
 
 

@@ -13,6 +13,7 @@ from export.learning import keep_learned, measure_erasures, plan_learning
 from live.erase import PROOFS
 from serving.contract.errors import ArtifactError
 from serving.live.store import LEARNED
+from tests.present import present
 from tests.unit.training.models.test_sequence import LENGTH, N_ITEMS, SHAPE, cyclic_log
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_sequence import SequenceSettings, Taken, Windows, cut_windows, train_sequence
@@ -46,7 +47,7 @@ def encode(model: SequenceModel, items: list[int]) -> np.ndarray:
 def test_known_items_keep_their_rows_and_new_ones_get_one(learned, tmp_path):
     write_learned(tmp_path, ITEM_IDS, {SERVED: learned}, 1)
     later = np.sort(np.append(ITEM_IDS[1:], [5, 999]))  # one item went, two came
-    model = read_learned(tmp_path, SERVED, later, SHAPE)
+    model = present(read_learned(tmp_path, SERVED, later, SHAPE))
     known = np.isin(later, ITEM_IDS)
     np.testing.assert_array_equal(model.item_vectors[known], learned.item_vectors[1:])
     assert np.isfinite(model.item_vectors).all()

@@ -10,6 +10,7 @@ import pytest
 from export.prequential import choose_questions
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
+from tests.present import present
 from tests.unit.training.models.conftest import lesson_of
 from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from training.dataset import load_dataset
@@ -46,8 +47,8 @@ def test_training_twice_gives_the_same_models(trained):
 
 def test_a_student_is_the_same_whenever_it_is_taught(trained):
     lesson = lesson_of(trained.ranking.ranker, [trained.requests], trained.requests)
-    taught_for_a_moment = {"settings": replace(STUDENT, epochs=2), "report": lambda _: None, "least_kept": 0.0}
-    once, again = (compress(lesson, "distilled", **taught_for_a_moment) for _ in range(2))
+    settings = replace(STUDENT, epochs=2)  # taught for a moment
+    once, again = (compress(lesson, "distilled", settings, report=lambda _: None, least_kept=0.0) for _ in range(2))
     assert once.model.shape.width == STUDENT.width
     np.testing.assert_allclose(
         compute_rank_scores(again, trained.requests), compute_rank_scores(once, trained.requests), atol=1e-5
@@ -215,7 +216,7 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
     earlier, later = split_training_log(train)
     statistics = fit_item_statistics(features, earlier, SETTINGS.statistics)
     known = (features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
-    requests = make_visit_requests(*known, 10**6, rng)
+    requests = present(make_visit_requests(*known, 10**6, rng))
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = [row for row in rows if not had_before(train, row)]
     assert len(requests) == len(rows)
@@ -227,14 +228,14 @@ def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
         assert set(ids[requests.candidates[number][requests.taken[number]]]) <= {event["item_id"]}
     assert requests.taken.any(axis=1).sum() > 10
     np.testing.assert_array_equal(requests.cross[..., LIVE - N_FEATURES], requests.valid)
-    assert len(make_visit_requests(*known, 7, rng)) == 7
+    assert len(present(make_visit_requests(*known, 7, rng))) == 7
 
 
 def test_where_repeats_are_served_they_teach_and_judge(trained):
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     earlier, later = split_training_log(train)
     known = (features, train, later, trained.ranking.items, trained.ranking.statistics, popularity_retrieve(features, earlier))
-    requests = make_visit_requests(*known, 10**6, rng, filter_seen=False)
+    requests = present(make_visit_requests(*known, 10**6, rng, filter_seen=False))
     assert len(requests) == later["positive"].sum()
     asked = choose_questions(train, 0, len(train), len(train), filter_seen=False)
     np.testing.assert_array_equal(asked, np.flatnonzero(train["positive"].to_numpy()))
@@ -255,7 +256,7 @@ def test_a_purchase_after_a_view_of_the_same_item_teaches(trained):
     earlier, later = split_training_log(log)
     statistics = fit_item_statistics(features, earlier, SETTINGS.statistics)
     known = (features, log, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
-    assert make_visit_requests(*known, 10**6, rng).taken.any(axis=1).sum() > 10
+    assert present(make_visit_requests(*known, 10**6, rng)).taken.any(axis=1).sum() > 10
     rows = choose_questions(log, 0, len(log), len(log))
     assert len(rows) == len(bought.drop_duplicates(["user_id", "item_id"]))
     assert log["positive"].to_numpy()[rows].all()

@@ -1,0 +1,12 @@
+"""Say that a value which may be missing is there."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    assert value is not None
+    return value

@@ -1,0 +1,97 @@
+"""The client over HTTP, and over TLS with either protocol."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from server.ports import find_free_ports
+from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
+from tests.unit.clients.test_endpoints import both, recommend, use
+from triton_recommender import (
+    AccessDenied,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Query,
+    Recommendations,
+    Recommender,
+    ServerFault,
+    Timeouts,
+    Tls,
+    Unavailable,
+)
+
+
+@both
+def test_http_answers_as_grpc_does(kind, http):
+    question = {"exclude": [20], "context": {"device": "phone", "store": 1, "basket": 9.5}, "history": [5]}
+    ask = lambda shop: [lambda: shop.recommend(17850, **question), lambda: shop.observe(1, 2, "view"), shop.health]  # noqa: E731
+    answer, sequence, [health] = use(kind, http.url, ask)
+    assert answer.item_ids == (30, 10, 40)
+    assert http.fake.queries[0] == Query(17850, [5], [20], {"device": "phone", "store": 1, "basket": 9.5})
+    assert sequence == 1
+    assert (health.ready, health.generation) == (True, 2)
+
+
+@both
+@pytest.mark.parametrize(
+    ("status", "words", "error"),
+    [
+        (400, "shape", InvalidRequest),
+        (401, "", AccessDenied),
+        (403, "This API is restricted", AccessDenied),
+        (404, "no such model", ModelNotFound),
+        (400, "Request for unknown model: 'recommend' is not found", ModelNotFound),
+        (429, "", Overloaded),
+        (500, "stub died", ServerFault),
+        (503, "starting", Unavailable),
+    ],
+)
+def test_http_statuses_become_errors(kind, http, status, words, error):
+    http.failures = [(status, words)] * 3
+    with pytest.raises(error, match=words or "server"):
+        use(kind, http.url, recommend, retries=0)
+
+
+@both
+def test_http_servers_that_are_away_or_slow(kind, http):
+    def answer_late(query: Query) -> Recommendations:
+        time.sleep(1.0)
+        return ANSWER
+
+    http.fake.handler = answer_late
+    with pytest.raises(DeadlineExceeded):
+        use(kind, http.url, recommend, timeouts=0.2)
+    with pytest.raises(Unavailable, match="No server answers at http://127"):
+        use(kind, f"http://127.0.0.1:{find_free_ports().http}", recommend)
+
+
+@both
+def test_mutual_tls(kind, certificates):
+    key, certificate = certificates
+    server = GrpcDouble(lambda query: ANSWER, require_callers_certificate(key, certificate))
+    try:
+        own = Tls(certificate, client_key=key, client_certificate=certificate)
+        assert use(kind, server.url, recommend, tls=own, timeouts=Timeouts(10.0, connect=10.0)) == [ANSWER]
+        for tls in (Tls(certificate), None):  # no certificate of its own; not encrypted at all
+            with pytest.raises(Unavailable):
+                use(kind, server.url, recommend, tls=tls, retries=0)
+    finally:
+        server.stop()
+
+
+def test_wrong_tls_settings_are_refused(certificates, tmp_path):
+    key, certificate = certificates
+    with pytest.raises(InvalidRequest, match="expected both, or neither"):
+        Tls(client_key=key)
+    with pytest.raises(InvalidRequest, match="is no file; expected a PEM file"):
+        Tls(tmp_path / "nowhere.pem")
+    with pytest.raises(InvalidRequest, match="not encrypted, but tls is set"):
+        Recommender("http://localhost:8000", tls=Tls(certificate))
+    for tls in (Tls(key), Tls(client_key=certificate, client_certificate=certificate)):
+        with pytest.raises(InvalidRequest, match=r"cannot be used: .* Expected PEM files, and the key of the certificate"):
+            Recommender("https://localhost:8000", tls=tls)

@@ -1,0 +1,88 @@
+"""Items that are similar to one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import cast
+
+import numpy as np
+import pytest
+
+from gateway import schema, similar
+from gateway.shop import Shop
+from gateway.similar import MOST_WAITING, SimilarItems
+from serving.contract.artifacts import find_stage_folder
+from triton_recommender import Overloaded
+
+
+def test_similar_items_are_those_bought_together_then_those_alike(gateway):
+    answer = gateway().ask("GET", "/v1/items/3/similar", params={"k": 8}).json()
+    schema.Similar.model_validate(answer)
+    assert answer["item"]["id"] == 3
+    assert answer["known"] is True
+    sources = [item["source"] for item in answer["items"]]
+    assert len(sources) == 8
+    assert sources == sorted(sources)  # bought_together first
+    assert 3 not in [item["id"] for item in answer["items"]]
+    for source in set(sources):
+        scores = [item["score"] for item in answer["items"] if item["source"] == source]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_alike_are_the_items_with_the_nearest_vectors(gateway, repo):
+    """Without the last dimension, which is popularity."""
+    folder, door = find_stage_folder(repo, "retrieve", 1), gateway()
+    ids = np.load(folder / "item_ids.npy")
+    vectors = np.load(folder / "item_vectors.npy")[: len(ids), :-1].astype(np.float64)[ids > 0]
+    ids = ids[ids > 0]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = dict(zip(ids.tolist(), unit @ unit[np.searchsorted(ids, 3)], strict=True))
+    for _ in range(2):
+        items = door.ask("GET", "/v1/items/3/similar", params={"k": 40}).json()["items"]
+        alike = {item["id"]: item["score"] for item in items if item["source"] == "similar_vectors"}
+        assert alike == pytest.approx({item: cosines[item] for item in alike}, abs=1e-5)
+        others = [cosines[item] for item in cosines.keys() - {item["id"] for item in items} - {3}]
+        assert min(alike.values()) > max(others, default=-1.0) - 1e-5
+
+
+def test_similar_items_are_refused_while_many_wait():
+    """Each may read the vectors of the whole catalogue, and recommendations must not wait for that."""
+
+    class SlowShop:
+        goes_on = threading.Event()
+
+        @property
+        def published(self) -> SlowShop:
+            return self
+
+        def find_similar_items(self, item_id: int, count: int) -> list:
+            self.goes_on.wait(60)
+            return []
+
+        def list_hidden(self) -> tuple:
+            return ()
+
+    async def ask() -> list:
+        finder = SimilarItems(cast(Shop, SlowShop()))
+        asked = [asyncio.create_task(finder.find(3, 10)) for _ in range(MOST_WAITING + 3)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        SlowShop.goes_on.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        finder.close()
+        return answers
+
+    answers = asyncio.run(ask())
+    assert answers.count([]) == MOST_WAITING
+    assert sum(isinstance(answer, Overloaded) for answer in answers) == 3
+
+
+def test_who_is_refused_similar_items_is_told_when_to_come_again(gateway, monkeypatch):
+    monkeypatch.setattr(similar, "MOST_WAITING", 0)
+    refused = gateway().ask("GET", "/v1/items/3/similar")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+def test_nothing_is_similar_to_an_unknown_item(gateway):
+    answer = gateway().ask("GET", "/v1/items/999/similar").json()
+    assert (answer["known"], answer["items"]) == (False, [])

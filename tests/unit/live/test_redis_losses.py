@@ -1,0 +1,120 @@
+"""Users whose state is in Redis are erased there too, and a store that was restored or cut off shares each event once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from live.archive import compact, drop_segments
+from live.backup import back_up, restore
+from live.erase import erase_user
+from serving.contract.errors import DependencyError, RecommenderError
+from serving.live.feast_views import USERS_VIEW
+from serving.live.redis_state import TIMEOUT_S
+from serving.live.sequences import hash_machine
+from tests.unit.live.batches import purchase
+from tests.unit.live.redis_machines import machine
+from tests.waiting import until
+
+
+def test_an_erased_user_is_gone_from_redis_too_and_does_not_come_back(tmp_path, state, redis, monkeypatch):
+    monkeypatch.setattr("live.erase.SHARED_WITHIN_S", 0.1)
+    with machine(tmp_path / "a", redis.address) as host:
+        for item in range(5):
+            host.writer.append(purchase(1, item))
+            host.writer.append(purchase(2, item))
+        compact(host.writer, older_than_ms=host.writer.now_ms() + 1)
+        host.writer.append(purchase(1, 9))
+        with pytest.raises(RecommenderError, match="up to 0 of 11"):
+            erase_user(host.writer, 1, state)
+        host.share_all()
+        host.writer.append(purchase(1, 10))
+        host.share_all()
+        assert len(redis.client.keys(b"*user_id*")) == 2
+        erasure = erase_user(host.writer, 1, state)
+        assert erasure.removed["fields in Redis"] > 10
+        assert not any(erasure.left.values())
+        assert "fields in Redis" in erasure.left
+        assert len(redis.client.keys(b"*user_id*")) == 1
+        redis.client.flushall()
+        host.share_all()
+        assert [entity.values.get("event_count") for entity in state.read(USERS_VIEW, np.array([1, 2]))] == [None, 5]
+
+
+def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, state, redis):
+    with machine(tmp_path / "a", redis.address) as host:
+        host.writer.append(purchase(1, 0))
+        compact(host.writer, older_than_ms=host.writer.now_ms() + 1)
+        drop_segments(tmp_path / "a", None, most_bytes=0)
+        host.share_all()
+        assert host.sharer.read_shared_sequence() == 1
+
+
+def test_a_restored_store_shares_each_event_once_under_its_new_name(tmp_path, state, redis):
+    def count_events(user: int) -> int | None:
+        return state.read(USERS_VIEW, np.array([user]))[0].values.get("event_count")
+
+    with machine(tmp_path / "a", redis.address) as host:
+        for item in range(3):
+            host.writer.append(purchase(1, item))
+        host.share_all()
+        back_up(tmp_path / "a", tmp_path / "backup")
+        for user in (1, 2):
+            host.writer.append(purchase(user, 5))
+        host.share_all()
+        former = host.sharer.machine
+    restore(tmp_path / "backup", tmp_path / "b")
+    with machine(tmp_path / "b", redis.address) as host:
+        assert hash_machine(host.sharer.machine) != hash_machine(former)
+        assert host.sharer.read_shared_sequence() == 3  # of five that Redis has, three are in this log
+        host.writer.append(purchase(1, 6))
+        host.writer.append(purchase(2, 7))
+        host.share_all()
+        assert (count_events(1), count_events(2)) == (3 + 1 + 1, 2)
+        host.sharer.share(0)  # the part under the former name
+        assert count_events(1) == 3 + 1 + 1
+        redis.client.flushall()
+        host.share_all()
+        assert (count_events(1), count_events(2)) == (3 + 1, 1)
+
+
+def test_a_restored_store_with_nothing_new_says_that_redis_has_all_of_it(tmp_path, state, redis):
+    with machine(tmp_path / "a", redis.address) as host:
+        host.writer.append(purchase(1, 0))
+        host.share_all()
+    back_up(tmp_path / "a", tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "b")
+    with machine(tmp_path / "b", redis.address) as host, ThreadPoolExecutor(1) as pool, ExitStack() as ending:
+        stop = threading.Event()
+        ending.callback(stop.set)  # also where the test fails: the pool waits for the sharer
+        pool.submit(host.sharer.run, stop)
+        until(lambda: host.sharer.machine in state.read_positions())
+        assert not any(erase_user(host.writer, 1, state).left.values())
+
+
+def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch):
+    monkeypatch.setattr("live.sharing.PAUSE_S", 0.05)
+    monkeypatch.setattr("live.sharing.STATUS_EVERY_S", 0.05)
+    monkeypatch.setattr("serving.live.redis_state.PAUSE_S", 0.05)
+    redis.freeze()
+    with machine(tmp_path / "a", redis.address, TIMEOUT_S) as host:
+        host.writer.append(purchase(1, 7))
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
+            ending.callback(stop.set)  # also where the test fails: the pool waits for the sharer
+            running = pool.submit(host.sharer.run, stop)
+            until(lambda: host.writer.store.read_counters().get("redis_down") == 1)
+            with pytest.raises(DependencyError, match="did not answer"):
+                host.sharer.read_shared_sequence()
+            redis.thaw()
+            until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
+            host.writer.append(purchase(1, 8))
+            until(lambda: state.read_positions()[host.sharer.machine].shared_sequence == 2)
+            stop.set()
+            running.result()
+    (entity,) = state.read(USERS_VIEW, np.array([1]))
+    assert entity.values["seen_ids"] == [7, 8]

@@ -1,0 +1,36 @@
+"""A repository of empty stages, published as an export does."""
+
+import numpy as np
+
+from repository.config import Serving
+from repository.publish import Staging, hold_nothing
+from serving.contract.artifacts import (
+    StageInfo,
+)
+from serving.contract.tensors import (
+    ENSEMBLE,
+    LIVE_MODELS,
+    STAGES,
+    Axes,
+    make_stage_specs,
+)
+
+AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+
+
+SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
+
+
+def recorded(specs, rows=4):
+    tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
+    return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
+
+
+def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothing, keep=1):
+    specs = make_stage_specs(axes)
+    with Staging(repository, layout, find_held, keep) as staging:
+        for name in STAGES:
+            StageInfo(name, staging.generation, axes).write(staging.folder(name))
+        staging.seal_stages(specs)
+        staging.seal({"dataset": "none"})
+        return staging.publish(specs, SERVING, recorded(specs))
