@@ -6,7 +6,7 @@ Closed-loop sweeps by perf_analyzer, open-loop loads, and the same stages in thi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from perf.report.results import Closed, Open, Yardstick
 from serving.contract.tensors import ENSEMBLE
 
 INTERACTIVE, BULK = 1, 2  # priority levels
+RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
 BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice the server's peak
 
 
@@ -38,7 +39,7 @@ class Scenario:
     in_burst: Callable[[np.ndarray], np.ndarray] | None = None  # marks the requests due within a burst
 
 
-def make_scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75, 0.9)) -> list[Scenario]:
+def make_scenarios(peak_rate: float, duration_s: float) -> list[Scenario]:
     """Return Poisson loads at shares of the peak, then volleys, cold starts, two priorities and bursts.
 
     peak_rate: requests/s
@@ -50,7 +51,7 @@ def make_scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] 
     def draw_bursts(rng: np.random.Generator) -> np.ndarray:
         return schedule.draw_bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
 
-    loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), make_poisson(share), duration_s) for share in shares]
+    loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), make_poisson(share), duration_s) for share in RATE_SHARES]
     volleys = Scenario("volleys of 8", lambda rng: schedule.make_volleys(BURST_SHARE * peak_rate, duration_s), duration_s)
     return [
         *loads,
@@ -153,7 +154,6 @@ OTHER_TRANSPORTS = ("http", "grpc+shm")
 FEW_CLIENTS = (1, 8, 32)  # over OTHER_TRANSPORTS
 STAGE_CLIENTS = (1, 16)
 STAGE_LEVELS = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
-RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
 WINDOW_S = 1.5  # of perf_analyzer, three per level
 LOAD_S = 6.0
 ROUNDS = 5  # of the yardstick
@@ -163,15 +163,15 @@ Step = Callable[[str], None]
 
 def measure_all(bench: Bench, window_s: float = WINDOW_S, rounds: int = ROUNDS) -> None:
     """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
-    n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
-    n_open = len(make_scenarios(1.0, LOAD_S, RATE_SHARES))
+    n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS)
+    n_open = len(make_scenarios(1.0, LOAD_S))
     with record_memory_and_hits(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
         floor = Latency.of(measure_floor_ns(bench.site.grpc_url))
         bench.run.floor_p50_ms = floor.p50_ms if floor else None
         best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:
             sweep_stage(bench, stage, window_s, step)
-        for scenario in make_scenarios(best.achieved_rate, LOAD_S, RATE_SHARES):
+        for scenario in make_scenarios(best.achieved_rate, LOAD_S):
             step(f"open loop: {scenario.name}")
             add_open(bench, scenario)
         step("in-process and served, alternating")
@@ -189,9 +189,6 @@ def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
         for clients in FEW_CLIENTS:
             step(f"{ENSEMBLE} over {transport}, {clients} clients")
             bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
-    for share in RATE_SHARES:
-        step(f"{ENSEMBLE}, {share:.0%} of the peak by perf_analyzer")
-        bench.add_closed(ENSEMBLE, "grpc", "request_rate", round(share * best.achieved_rate), window_s)
     return best
 
 
