@@ -18,7 +18,11 @@ INSTALL_TIMEOUT_S, SCRIPT_TIMEOUT_S = 1_800, 600
 
 
 def run_in_environment(
-    name: str, packages: tuple[str, ...], script: Path, arrays: dict[str, np.ndarray], without_dependencies: tuple[str, ...] = ()
+    name: str,
+    packages: tuple[str, ...],
+    script: Path,
+    arrays: dict[str, np.ndarray],
+    without_dependencies: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Run `script ARRAYS.npz` with `packages` installed and return the JSON that it prints.
 

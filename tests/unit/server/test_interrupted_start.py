@@ -136,7 +136,7 @@ def test_a_server_that_is_stopped_while_its_gateway_starts_is_no_failure_of_the_
     path, options = make_state_path(tmp_path, ports.grpc), {"gateway_port": find_free_port(), "gateway_optional": optional}
     starting = start(link_small_repository(tmp_path / "repo"), ports, unsupervised=False, **options)
     until(lambda: (state := read_state(path)) is not None and list_gateways(state.tag))
-    state = read_state(path)
+    state = present(read_state(path))
     stop_server(state, tmp_path)
     with pytest.raises(ServerError, match=r"^The server was stopped while its gateway started \(as of `make stop`\)"):
         starting.wait()
