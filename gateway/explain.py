@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,12 @@ from live.exposures import SOURCE_NAMES
 from repository.file_stamps import Stamp, read_stamp
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec
-from serving.pipeline import Pipeline
-from serving.stages.live.users import SeenSince
-from serving.stages.search.search import compute_recency_weights
 from triton_recommender import InvalidRequest, Query
 from triton_recommender.models import ModelDescription
 from triton_recommender.wire import Signature, encode
+
+if TYPE_CHECKING:
+    from serving.pipeline import Pipeline
 
 Arrays = dict[str, np.ndarray]
 
@@ -135,6 +135,8 @@ class Explainer:
                 f"generation is {generation}; expected {champion}, which is served, or the challenger of a running experiment."
             )
         if generation not in self._loaded:
+            from serving.pipeline import Pipeline  # here, like the stages below, because most gateways never explain
+
             folders = [find_stage_folder(self._shop.repo, stage, generation) for stage in STAGES]
             stamps = {path: read_stamp(path) for folder in folders for path in folder.rglob("*.npy")}
             self._loaded[generation] = Loaded(Pipeline.load(self._shop.repo, generation, self._shop.reader), stamps)
@@ -221,6 +223,8 @@ def find_sources(
     pipeline: Pipeline, trace: Arrays, positions: Sequence[int]
 ) -> list[tuple[list[str], list[tuple[int, float]]]]:
     """Return for each item the sources that propose it, and the items of the history that are bought with it, with weights."""
+    from serving.stages.search.search import compute_recency_weights
+
     retrieve = pipeline.stages["retrieve"]
     neighbours, n_published = retrieve.search.neighbours, len(retrieve.search.neighbours.positions) - 1
     history = retrieve.items.find_positions(trace["history_ids"])
@@ -265,6 +269,8 @@ def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int
 
 def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, retrieved: Place) -> str:
     """Return a sentence that explains why `retrieve` did not propose an item."""
+    from serving.stages.live.users import SeenSince
+
     retrieve = pipeline.stages["retrieve"]
     if position >= retrieve.items.n_items:
         return f"Generation {pipeline.info.generation} does not know the item; an upsert, or the next export, adds it."
