@@ -48,7 +48,7 @@ def find_shapes(features: Features, width: int) -> dict[str, tuple[int, int]]:
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
     slots = make_served_items(features).rows
     for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
-        rows[f"item_{slot}"] = n_rows if own.shape[1] == 1 else len(own)  # lists become one row per item
+        rows[f"item_{slot}"] = n_rows if own.shape[1] == 1 else own.shape[0]  # lists become one row per item
     return {name: (n_rows, width) for name, n_rows in rows.items()}
 
 

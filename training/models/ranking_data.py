@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
+from serving.contract.tensors import PAD_ROW
+from serving.stages.features.encode import Ragged
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_cross_features, scale_strengths
 from training.dataset import Dataset
@@ -37,15 +40,47 @@ PAIRLESS_SHARE = 0.5  # of the requests in a visit: as just after an export, whe
 
 
 @dataclass(frozen=True)
+class ItemLists:
+    """Lists of table rows, one per item, that read like an array int64 [n, L] padded with PAD_ROW.
+
+    What is read is padded to the longest of these lists only: one item with a long list would widen the rows of all items.
+    values: int64 [V + 1], one list after another and PAD_ROW; starts, ends: int64 [n]
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, lists: Ragged) -> ItemLists:
+        return cls(np.append(lists.values, PAD_ROW).astype(np.int64), lists.offsets[:-1], lists.offsets[1:])
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        return len(self.starts), find_longest(self.starts, self.ends)
+
+    def __getitem__(self, items: np.ndarray | slice) -> np.ndarray:
+        """Return the padded lists of items, int64 [..., longest]. items: int64 [...], or a range of them"""
+        starts, ends = self.starts[items], self.ends[items]
+        places = starts[..., None] + np.arange(find_longest(starts, ends))
+        return self.values[np.where(places < ends[..., None], places, len(self.values) - 1)]
+
+
+def find_longest(starts: np.ndarray, ends: np.ndarray) -> int:
+    """Return the length of the longest list, at least 1."""
+    return max(int((ends - starts).max(initial=0)), 1)
+
+
+@dataclass(frozen=True)
 class ItemSlots:
     """The catalogue of an export as DLRM reads it; the last row is the padding row.
 
-    names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1 except for lists, padded with PAD_ROW)
+    names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1), or ItemLists
     numbers: float32 [n_items + 1, Gi]; aggregates: float32 [n_items + 1, A], those of the log up to the export
     """
 
     names: tuple[str, ...]
-    rows: tuple[np.ndarray, ...]
+    rows: tuple[np.ndarray | ItemLists, ...]
     numbers: np.ndarray
     aggregates: np.ndarray
 
@@ -57,7 +92,7 @@ class ItemSlots:
     def of(cls, arrays: ItemArrays, names: tuple[str, ...], aggregates: np.ndarray) -> ItemSlots:
         """Build it from the encoded catalogue. names: the columns of `arrays.categorical`, then its lists."""
         single = [arrays.categorical[:, [slot]] for slot in range(arrays.categorical.shape[1])]
-        lists = [_pad(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
+        lists = [ItemLists.of(ragged) for ragged in arrays.lists.values()]
         return cls(names, (*single, *lists), arrays.continuous, aggregates)
 
 
@@ -294,11 +329,3 @@ def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, ca
     pairs = (row * width + features.items.find_positions(positives["item_id"].to_numpy()))[known]
     wanted = np.arange(len(user_ids))[:, None] * width + candidates
     return np.isin(wanted, pairs) & (candidates < width - 1)
-
-
-def _pad(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return ragged rows as int64 [n, L], padded with 0."""
-    lengths = np.diff(offsets)
-    padded = np.zeros((len(lengths), max(int(lengths.max(initial=0)), 1)), np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
-    return padded

@@ -15,9 +15,10 @@ from training.models.dlrm import DLRM
 from training.models.dlrm_graph import export_dlrm
 from training.models.embedding import Table
 from training.models.parity import Parity
-from training.models.ranking_data import ItemSlots, Requests
+from training.models.ranking_data import ItemLists, ItemSlots, Requests
 from training.models.train_ranker import Ranker, look_up_items
 
+ITEMS_AT_ONCE = 1_024
 LAYERS_FILE = "layers.npz"  # the network's weights in HugeCTR's order, for other servers of the model
 
 
@@ -65,9 +66,9 @@ def collect_served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, di
     item_rows = []
     for slot, (table, rows) in enumerate(zip(model.item_tables, items.rows, strict=True)):
         if rows.shape[1] == 1:
-            tables[f"item_{slot}"], own_rows = table.array(), rows[:, 0]
+            tables[f"item_{slot}"], own_rows = table.array(), rows[:][:, 0]
         else:
-            tables[f"item_{slot}"], own_rows = take_vectors(table, rows), np.arange(len(rows))
+            tables[f"item_{slot}"], own_rows = take_vectors(table, rows), np.arange(items.n_items + 1)
         item_rows.append(own_rows)
     return np.stack(item_rows, axis=1).astype(np.int32), tables
 
@@ -80,9 +81,10 @@ def join_item_vectors(model: DLRM, items: ItemSlots) -> np.ndarray:
 
 
 @torch.no_grad()
-def take_vectors(table: Table, rows: np.ndarray) -> np.ndarray:
+def take_vectors(table: Table, rows: np.ndarray | ItemLists) -> np.ndarray:
     """Return the vectors of items, float32 [n_items + 1, D]. rows: int64 [n_items + 1, L]."""
-    return table(torch.from_numpy(rows)).numpy()
+    starts = range(0, rows.shape[0], ITEMS_AT_ONCE)
+    return np.concatenate([table(torch.from_numpy(rows[start : start + ITEMS_AT_ONCE])).numpy() for start in starts])
 
 
 @torch.no_grad()

@@ -87,7 +87,8 @@ def _make_table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: n
         [part.users.user_continuous[request], part.items.numbers[items], part.cross[request, candidate]], axis=1
     )
     keys = [part.users.user_categorical[request, slot, None] for slot in range(len(inputs.user_slots))]
-    keys += [rows[items] for rows in part.items.rows]
+    lists = [(rows[items], rows.shape[1]) for rows in part.items.rows]
+    keys += [np.pad(rows, ((0, 0), (0, longest - rows.shape[1])), constant_values=PAD_ROW) for rows, longest in lists]
     columns = {LABEL: pa.array(part.taken[request, candidate].astype(np.float32))}
     columns |= {name_column(name): pa.array(numbers[:, i].astype(np.float32)) for i, name in enumerate(inputs.numbers)}
     columns |= {name_column(slot.name): _make_keys(rows, slot.first_key) for slot, rows in zip(inputs.slots, keys, strict=True)}

@@ -1,5 +1,7 @@
 """DLRM, arranged per request, against a plain one over one flat row per pair in HugeCTR's layer order."""
 
+import tracemalloc
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -7,11 +9,13 @@ import torch
 
 from serving.contract.errors import ExportError
 from serving.contract.tensors import OOV_ROW, PAD_ROW
+from serving.stages.features.encode import Ragged
 from training.models.dlrm import DLRM, Shape
 from training.models.dlrm_graph import export_dlrm
 from training.models.embedding import Table
 from training.models.parity import compare
-from training.models.ranking_data import ItemSlots
+from training.models.ranking_data import ItemLists, ItemSlots
+from training.models.save_ranker import take_vectors
 from training.models.train_ranker import look_up_items
 
 SHAPE = Shape({"a": 6, "b": 9}, {"c": 5, "d": 7, "e": 8}, user_numbers=3, pair_numbers=4, width=8, bottom=(10,), top=(12, 6))
@@ -154,6 +158,27 @@ def test_rows_that_few_examples_teach_share_the_vector_of_unseen_values():
     expected = own[[PAD_ROW, OOV_ROW, OOV_ROW, 3, OOV_ROW, 5]]
     np.testing.assert_array_equal(table.array(), expected)
     np.testing.assert_array_equal(table(torch.arange(6)[:, None]).detach().numpy(), expected)
+
+
+def test_lists_of_items_read_as_padded_rows_and_take_no_more_memory_than_their_values():
+    lists = ItemLists.of(Ragged(np.array([3, 5, 11, 3, 4, 6]), np.array([0, 2, 2, 5, 6])))
+    padded = np.array([[3, 5, 0], [0, 0, 0], [11, 3, 4], [6, 0, 0]])
+    assert lists.shape == padded.shape
+    items = np.array([[0, 3], [1, 2]])
+    np.testing.assert_array_equal(lists[items], padded[items])
+    np.testing.assert_array_equal(lists[:], padded)
+    table = Table(12, 4)
+    np.testing.assert_array_equal(take_vectors(table, lists), take_vectors(table, padded))
+    assert ItemLists.of(Ragged(np.empty(0, np.int64), np.zeros(3, np.int64)))[:].tolist() == [[0], [0]]
+    assert lists[np.array([1, 3])].tolist() == [[0], [6]]
+    long = np.append(np.ones(4_096), 50_000).astype(np.int64)
+    lists = ItemLists.of(Ragged(np.full(long.sum(), 3), np.append(0, np.cumsum(long))))
+    assert lists[np.array([0, 4_096])].shape == (2, 50_000)
+    tracemalloc.start()
+    vectors, (_, peak) = take_vectors(table, lists), tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_allclose(vectors, np.tile(table.array()[3], (4_097, 1)), atol=1e-4)  # a float32 mean of 50,000
+    assert peak < 20_000_000  # not 1.6 GB, which 4,097 rows of 50,000 take
 
 
 def test_rows_of_items_with_lists_are_those_of_each_position_and_learn_the_same():
