@@ -18,7 +18,7 @@ from serving.stages.live.pair_counts import is_among
 
 VISIT_S = 8 * 3_600  # events of a user that are further apart are no pair
 USER_EVENTS = 64  # latest events of a user, with which the next one may be a pair
-MOST_EVENTS = 1 << 18  # latest events of all users that are kept, a power of two: 15 MB
+MOST_EVENTS = 1 << 18  # latest events of all users that are kept, a power of two: 17 MB
 FIRST_EVENTS = 1 << 10
 NO_EVENT = -1
 HASH = np.uint64(0x9E3779B97F4A7C15)
