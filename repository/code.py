@@ -50,13 +50,15 @@ def list_imports(source: Path) -> tuple[str, ...]:
     return tuple(modules)
 
 
+@cache
 def find_source(module: str) -> Path:
     """Return the source file of a module or package."""
     path = PROJECT / module.replace(".", "/")
     return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
 
 
-def list_package_files(module: str) -> list[Path]:
+@cache
+def list_package_files(module: str) -> tuple[Path, ...]:
     """Return the `__init__.py` of every package above a module."""
     parts = module.split(".")[:-1]
-    return [PROJECT.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
+    return tuple(PROJECT.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1))

@@ -19,7 +19,7 @@ from training.features.build import collect_training_columns, take_context
 from training.features.cluster import Cluster
 from training.features.rows import hold_rows
 
-N_EVENTS, ROWS_PER_FILE = 600, 50  # more files than NVTabular merges at once
+N_EVENTS, ROWS_PER_FILE = 450, 50  # more files than NVTabular merges at once
 TOML = """
 name = "lists"
 [interactions]
