@@ -34,6 +34,15 @@ hypothesis.settings.load_profile("untimed")
 # Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
 TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")
 
+# What is begun first: the long lane, then files of few tests that take as long as many
+FIRST = (
+    "tests/long/",
+    "tests/unit/training/retrieval/test_choose.py",
+    "tests/unit/server/test_gateway_address.py",
+    "tests/unit/live/test_exposure_merges.py",
+    "tests/unit/gateway/test_progress.py",
+)
+
 _RESULTS = pytest.StashKey[list[LaneResult]]()
 
 
@@ -53,11 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the long lane, then with the files that have the most tests: what starts last leaves a worker idle."""
+    """Begin with FIRST, then with the files that have the most tests: what starts last leaves a worker idle."""
     if config.getoption("--lane") == "server":
         return
     sizes = Counter(find_scope(item.nodeid) for item in items)
-    items.sort(key=lambda item: (not item.nodeid.startswith("tests/long/"), -sizes[find_scope(item.nodeid)]))
+    items.sort(key=lambda item: (not item.nodeid.startswith(FIRST), -sizes[find_scope(item.nodeid)]))
 
 
 def find_scope(nodeid: str) -> str:
