@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from export.__main__ import app, main
 from export.relayout import relayout
-from repository.code import PROJECT
 from repository.registry import LATE, read_acts, read_manifest
 from repository.rounds import EndedRound, read_round, read_running
 from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
+from tests.present import present
 from tests.repositories import copy_to_change, small_repository
 from tests.waiting import until
 
@@ -143,12 +143,11 @@ def test_follow_of_a_repository_that_is_not_there_says_so_once(repo, monkeypatch
 def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
     data = "synthetic:users=20000,items=20000,events=2000000,seed=0,context=0"  # takes a round seconds to read
     rewrite_data_set(repo, name=data)
-    command = [sys.executable, "-m", "export", "follow", "--once", "--data", data, "--repo", repo]
-    with subprocess.Popen(command, cwd=PROJECT) as process:
-        until(lambda: read_running(repo) is not None)
-        running = read_running(repo)
-        assert running is not None
-        assert running.pid == process.pid
-        process.kill()
+    process = multiprocessing.get_context("fork").Process(target=run, args=("follow", "--once", "--data", data, "--repo", repo))
+    process.start()
+    until(lambda: read_running(repo) is not None)
+    assert present(read_running(repo)).pid == process.pid
+    process.kill()
+    process.join()
     assert read_ended(repo).outcome == "failed"
     assert f"never ended: process {process.pid} " in read_ended(repo).report

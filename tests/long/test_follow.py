@@ -231,16 +231,16 @@ def test_a_log_that_is_newer_than_its_live_events_judges_nothing(repo, whole, pa
 
 
 def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation_meanwhile(repo, exported):
-    assert relayout(exported, repo, "ensemble", beside=1) == 2
+    assert relayout(exported, repo, "fused", beside=1) == 2
     pin(repo, 2)
     with pytest.raises(ExportError, match=r"Generation 2 is pinned in .* now, and the new one was made beside 1"):
-        publish_candidate(exported, repo, "ensemble", 1, Terms(), Verdict(0, ""))
+        publish_candidate(exported, repo, "fused", 1, Terms(), Verdict(0, ""))
     assert (list_published_generations(repo), read_pinned_generation(repo)) == ((1, 2), 2)
 
 
 def test_a_candidate_is_not_published_where_an_experiment_was_started_meanwhile(repo, exported):
     start_experiment(repo, Experiment("spring", 1, 2, 0.5))
-    told = publish_candidate(exported, repo, "ensemble", 1, Terms(), Verdict(0, ""))
+    told = publish_candidate(exported, repo, "fused", 1, Terms(), Verdict(0, ""))
     assert told == "experiment spring was started meanwhile, and its verdict comes first"
     assert list_published_generations(repo) == (1,)
 
@@ -279,7 +279,7 @@ def test_after_challengers_that_were_not_promoted_the_next_round_waits_longer_an
 
 
 def test_a_promoted_challenger_and_one_of_before_make_no_round_wait(exported, repo, past):
-    assert relayout(exported, repo, "ensemble", beside=1) == 2
+    assert relayout(exported, repo, "fused", beside=1) == 2
     pin(repo, 2)
     start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True))
     end_experiment(repo, "2.0% more of the answers are clicked", "promoted")

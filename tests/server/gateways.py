@@ -16,7 +16,7 @@ from server.launcher import TritonServer
 from server.ports import find_free_port, is_free
 from server.processes import find_members
 from server.tls import ServerTls
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_small_fused_repository, copy_small_repository
 from tests.server.load import Clients
 from tests.waiting import until
 
@@ -36,9 +36,9 @@ class Served:
 
 
 @contextmanager
-def served_gateway(folder: Path, tls: ServerTls | None = None) -> Iterator[Served]:
+def served_gateway(folder: Path, tls: ServerTls | None = None, fused: bool = True) -> Iterator[Served]:
     """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`. tls: between the two."""
-    repo = copy_small_repository(folder / "repository")
+    repo = (copy_small_fused_repository if fused else copy_small_repository)(folder / "repository")
     config = folder / "gateway.toml"
     settings = ("deadline_ms = 5_000", "header_timeout_s = 1.0", "body_timeout_s = 1.0", "body_bytes = 100_000")
     config.write_text("\n".join((*settings, "exposure_share = 1.0", "")))

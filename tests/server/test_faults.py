@@ -32,7 +32,7 @@ from server.processes import SHM_DIR, find_members, find_server_members
 from server.state import ServerState, read_known_servers
 from serving.live.store import find_live_folder
 from serving.tables.store.memory import ARENA_PREFIX
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_small_fused_repository
 from tests.server.gateways import USER
 from tests.server.supervised import Supervised, stopped_after
 
@@ -62,7 +62,7 @@ def broker() -> Iterator[Broker]:
 def shop(tmp_path_factory, broker) -> Iterator[Supervised]:
     """Yield a running shop. If this user may make a mount namespace, the shop runs in its own, whose /dev/shm has SHM_MIB."""
     folder = tmp_path_factory.mktemp("faults")
-    repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", find_free_port()
+    repo, run_dir, port = copy_small_fused_repository(folder / "repository"), folder / "run", find_free_port()
     depend_on(repo, broker.address)
     command = [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0:
@@ -96,7 +96,7 @@ def throttled(state: ServerState) -> Iterator[None]:
 
 
 def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alone(shop):
-    before, state, seen = lists_of(shop), shop.state, Counter()
+    before, state, seen = lists_of(shop), shop.state, Counter[tuple[str, ...]]()
     with throttled(state):
         until_s = time.monotonic() + THROTTLED_S
         while time.monotonic() < until_s:
@@ -169,8 +169,13 @@ def test_a_full_disk_refuses_events_and_nothing_else(shop):
         assert lists_of(shop) == before
         assert shop.is_ready()
         command = [sys.executable, "-m", "live", "compact", "--repo", str(shop.repo), "--keep-days", "0"]
-        full = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))}
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, **full)
+        done = subprocess.run(
+            command,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
+        )
         assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
         assert list_segments(live) == []
     assert events.statuses.keys() <= {200, 503}

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from export.__main__ import app
 from repository.experiments import find_running
 from repository.registry import read_acts
 from server import gateway, watch
-from server.environment import PROJECT, RUN_DIR
+from server.environment import RUN_DIR
 from server.health import find_held_versions
 from server.launcher import TritonServer
 from server.ports import find_free_port
@@ -24,7 +24,6 @@ from tests.server.supervised import Supervised, stopped_after
 from tests.waiting import until
 
 USERS, ANSWERS = range(1, 151), 2  # each user asks so often
-ROUND_S = 300.0
 
 
 @pytest.fixture
@@ -51,10 +50,7 @@ def ask(shop: Supervised, user: int) -> dict:
 def follow(repo: Path) -> str:
     """Return what one round of the command says."""
     options = ["--data", str(followed_shop() / "data"), "--repo", str(repo), "--share", "0.5", "--once"]
-    command = [sys.executable, "-m", "export", "follow", *options]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=ROUND_S, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return CliRunner().invoke(app, ["follow", *options], catch_exceptions=False).stdout
 
 
 def test_what_users_do_becomes_a_generation_that_half_of_them_meet_and_then_all(shop):

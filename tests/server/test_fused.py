@@ -24,7 +24,7 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.pipeline import Pipeline
-from tests.repositories import small_repository
+from tests.repositories import copy_small_fused_repository, small_fused_repository
 from tests.server.load import Load
 from tests.server.requests import ask_each, infer
 
@@ -114,10 +114,8 @@ def test_one_callers_requests_find_the_process_that_is_warm(served, caller, serv
 
 @pytest.fixture
 def moving(tmp_path):
-    """The small shop's models in the fused layout, which may change: generation 2 is published while generation 1 is served."""
-    repo = tmp_path / "repo"
-    relayout(small_repository(), repo, "fused")
-    return repo
+    """A repository that may change: generation 2 is published while generation 1 is served."""
+    return copy_small_fused_repository(tmp_path / "repo")
 
 
 class Rounds(Load):
@@ -137,7 +135,7 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(moving, la
     server, recorded = launch(moving), read_recorded(moving / ENSEMBLE / "1" / RECORDED_FILE)
     rows = {name: values[:8] for name, values in recorded.inputs.items()}
     with Rounds(server.grpc_url, rows) as load:
-        assert relayout(small_repository(), moving, "fused") == 2
+        assert relayout(small_fused_repository(), moving, "fused") == 2
         assert activate(server.grpc_url, moving, 2) == 1
         assert activate(server.grpc_url, moving, 1) == 2
     assert load.errors == []

@@ -54,7 +54,7 @@ def served(tmp_path_factory, collector) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-        with served_gateway(tmp_path_factory.mktemp("gateway")) as served:
+        with served_gateway(tmp_path_factory.mktemp("gateway"), fused=False) as served:
             yield served
 
 
@@ -143,7 +143,7 @@ def test_the_share_of_a_challenger_changes_under_load_without_a_failed_or_mixed_
             visitors.share = None
             change_share(repo, share)
             visitors.share = share
-            visitors.wait_for_answers(4 * len(users))
+            visitors.wait_for_answers(2 * len(users))
     end_experiment(repo, "the test is over")
     alone.append(list_answers(served, users))
     assert unload_challenger(grpc_url, repo) == 2

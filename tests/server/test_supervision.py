@@ -21,8 +21,9 @@ from server import control, gateway, guard, watch
 from server.condition import examine
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import Experiment
-from tests.repositories import small_repository
+from tests.repositories import small_fused_repository
 from tests.server.gateways import USER
 from tests.server.supervised import RECOVERS_S, Supervised, supervised_shop
 
@@ -36,7 +37,7 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
 def test_what_is_paused_fails_readiness_and_is_started_again(shop):
     """A stub; tests/server/test_commands.py pauses tritonserver."""
     before = shop.state
-    shop.stub("retrieve").suspend()
+    shop.stub(ENSEMBLE).suspend()
     shop.wait(lambda: not shop.is_ready())
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
@@ -60,13 +61,13 @@ def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
 def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
     """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why.
 
-    Before, the ranker is killed, and the server comes back with the generation that was active. The tests below kill
+    Before, the models' process is killed, and the server comes back with the generation that was active. The tests below kill
     tritonserver, tests/server/test_faults.py the live writer.
     """
     start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
     shop.wait(lambda: len(guard.list_guards(shop.state.tag)) == 2)  # with its supervisor
     guards, before, answer = guard.list_guards(shop.state.tag), shop.state, shop.ask()
-    shop.stub("rank").kill()
+    shop.stub(ENSEMBLE).kill()
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
     shop.wait(lambda: shop.ask()["items"] == answer["items"])  # popular ones while the server is slow at first
@@ -134,7 +135,7 @@ def is_leased(path: Path) -> bool:
 
 def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(shop):
     """The writer waits until the experiment is over and the challenger stopped. The server goes on."""
-    before, challenger = shop.state, relayout(small_repository(), shop.repo, "ensemble")
+    before, challenger = shop.state, relayout(small_fused_repository(), shop.repo, "fused")
     path = find_stage_folder(shop.repo, "retrieve", challenger) / "item_vectors.npy"
     path.chmod(0o644)
     challenge([before], shop.repo, Experiment("winter", 0, challenger, 0.99))
@@ -152,7 +153,8 @@ def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(sho
         answers.append(shop.ask())
     assert ran == [False]
     assert all(answer["items"] == expected for answer in answers if answer["generation"] == challenger)
-    assert read_acts(shop.repo)[-1].reason.endswith(f"{path} was opened for writing")
+    served = shop.repo / CHALLENGER / str(challenger) / "retrieve" / path.name  # the same file by another name
+    assert read_acts(shop.repo)[-1].reason.endswith(f"{served} was opened for writing")
     shop.wait(lambda: not read_challengers(shop.repo))
     shop.recover()
     assert shop.state == before
@@ -160,7 +162,7 @@ def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(sho
 
 def test_a_server_that_dies_with_a_damaged_challenger_comes_back_without_it(shop):
     """Both happen before the supervisor looks."""
-    before, challenger = shop.state, relayout(small_repository(), shop.repo, "ensemble")
+    before, challenger = shop.state, relayout(small_fused_repository(), shop.repo, "fused")
     supervisor = find_watch(shop)
     supervisor.suspend()
     try:
@@ -179,7 +181,7 @@ def test_a_server_that_dies_with_a_damaged_challenger_comes_back_without_it(shop
 
 def test_a_challenger_that_is_promoted_answers_everybody(shop, tmp_path):
     """Until a person decides otherwise: tests/unit/server/test_promotion.py."""
-    challenger = relayout(small_repository(), shop.repo, "ensemble")
+    challenger = relayout(small_fused_repository(), shop.repo, "fused")
     challenge([shop.state], shop.repo, Experiment("summer", 0, challenger, 0.0, promotes=True))
     end_experiment(shop.repo, "more clicks", state="promoted")
     shop.wait(lambda: shop.ask()["generation"] == challenger)

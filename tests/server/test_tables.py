@@ -24,8 +24,8 @@ from serving.pipeline import Pipeline
 from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.store.table import choose_shared_root
 from serving.tables.updates.publisher import Publisher
+from tests.repositories import copy_small_repository
 from tests.server.requests import infer
-from tests.unit.small_shops import export, shop
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
 
@@ -90,7 +90,7 @@ def with_tables(repository: Path, generation: int, tables: TableSettings, own_ro
 
 @dataclass
 class Live:
-    """A server of a shop whose tables follow a broker, and whose rows of rare items are 3 wide."""
+    """A server of the small shop whose tables follow a broker."""
 
     repo: Path
     server: TritonServer
@@ -112,8 +112,8 @@ class Live:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory) -> Iterator[Live]:
     broker, folder = MockBroker(), tmp_path_factory.mktemp("live")
-    tables = {"brokers": broker.address, "state": str(folder / "state")}
-    repo = export(folder, shop(folder / "data", users=12, items=30, events=61), tables=tables)
+    tables = TableSettings(brokers=broker.address, state=str(folder / "state"))
+    repo = with_tables(copy_small_repository(folder / "repository"), 1, tables, own_rows=True)
     config = settings_of(repo, 1)
     publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
     with (

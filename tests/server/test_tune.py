@@ -6,13 +6,13 @@ from perf.slo import read_slo
 from perf.tune.__main__ import GOALS, MEASURED
 from perf.tune.lab import Lab
 from perf.tune.search import SERVER_THREADS
-from tests.repositories import small_repository
+from tests.repositories import small_fused_repository
 
 
 def test_a_heat_serves_variants_and_leaves_nothing():
-    repository = small_repository()
+    repository = small_fused_repository()
     before = {path.name for path in repository.parent.iterdir()}
-    changes = {"serving.rank.instances": 2, "compute.rank_threads": 2, SERVER_THREADS: 2}
+    changes = {"serving.recommend.instances": 2, "compute.rank_threads": 2, SERVER_THREADS: 2}
     with Lab(repository, clients=4, window_s=0.2, rng=np.random.default_rng(0)) as lab:
         (trial,) = lab.measure([changes], turns=1)
         assert lab.offered_rate > 0

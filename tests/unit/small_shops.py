@@ -47,8 +47,8 @@ def shop(folder: Path, users: int, items: int, events: int, more: str = "") -> D
     return load_dataset(folder)
 
 
-def export(folder: Path, dataset: Dataset, **settings: dict) -> Path:
+def export(folder: Path, dataset: Dataset, layout: str = "ensemble", **settings: dict) -> Path:
     """-> a repository in `folder`."""
     repository = folder / "repository"
-    build_repository(dataset, repository, Settings.model_validate(SETTINGS | settings), Console(quiet=True))
+    build_repository(dataset, repository, Settings.model_validate(SETTINGS | settings), Console(quiet=True), layout)
     return repository

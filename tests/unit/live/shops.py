@@ -22,7 +22,7 @@ def repository_with_kinds() -> Path:
         (folder / "data" / "dataset.toml").write_text(TOML + COLUMNS)
         rows = [f"{item},{item},{KINDS[item % 3]} number {item},{KINDS[item % 3]}" for item in range(1, N_ITEMS + 1)]
         (folder / "data" / "items.csv").write_text("\n".join(["sku,unit_price,name,kind", *rows, ""]))
-        settings = {"live": {"new_item_share": 1.0, "new_items": 8}, "rules": {"price_cap": 50.0}}
-        export(folder, load_dataset(folder / "data"), **settings)
+        live = {"new_item_share": 1.0, "new_items": 8}
+        export(folder, load_dataset(folder / "data"), live=live, rules={"price_cap": 50.0})
 
     return shared_folder("live", build) / "repository"
