@@ -47,7 +47,7 @@ def interrupted_at(actions: dict[int, Callable[[], None]], *modules: ModuleType)
 
 
 @contextmanager
-def called_on_return(action: Callable[[], None], function: Callable[..., object]) -> Iterator[None]:
+def called_on_return(action: Callable[[], object], function: Callable[..., object]) -> Iterator[None]:
     """Call `action` whenever `function` returns inside of the block."""
 
     code = cast(FunctionType, function).__code__

@@ -138,7 +138,7 @@ def test_no_message_shows_the_servers_paths(client):
 def test_forged_records_never_show_a_score_that_is_no_number(client, repository):
     rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
     spec, known = pipeline.specs["rerank"], infer(client, user_id=[1])["item_ids"][0]
-    outcomes = Counter()
+    outcomes = Counter[str]()
     for number in range(60):
         fields = forge_fields(spec, pipeline.info.generation, rng)
         if number % 2:  # what an honest ranker could have said, but for repeated items

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 
 import pytest
 import tritonclient.grpc as grpcclient
@@ -235,10 +236,15 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
     before = find_running_servers(run_dir)[0]
     toys.publish(repo, 2)
     pin(repo, 2)  # published, and never activated
+
+    def runs_another(pid: int) -> bool:
+        servers = find_running_servers(run_dir)
+        return bool(servers) and servers[0].pid != pid
+
     for ending, told in ((signal.SIGKILL, ""), (signal.SIGSTOP, "paused")):
         ended = find_running_servers(run_dir)[0]
         os.kill(ended.pid, ending)
-        until(lambda ended=ended: (now := find_running_servers(run_dir)) and now[0].pid != ended.pid)
+        until(partial(runs_another, ended.pid))
         line = [line for line in watch.read_last_lines(run_dir, ports.grpc) if "restarting" in line][-1]
         assert "restarting with generation 1" in line
         assert told in line

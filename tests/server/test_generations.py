@@ -17,6 +17,7 @@ from server.health import read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from tests.interrupting import called_on_return
+from tests.present import present
 from tests.repositories import describe_entries
 from tests.server import toys
 from tests.server.load import Load
@@ -92,7 +93,7 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
     assert load.errors == []
     assert set(load.generations) == {(1, 1)}
     assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
-    states = read_model_states(server.grpc_url)
+    states = present(read_model_states(server.grpc_url))
     assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
 
 

@@ -25,6 +25,7 @@ from server.ports import Ports, find_free_ports, is_free
 from server.processes import SHM_DIR, find_members, is_running
 from server.state import read_known_servers
 from serving.contract.errors import ConfigError, ServerError
+from tests.present import present
 from tests.server import toys
 from tests.waiting import until
 
@@ -178,7 +179,7 @@ def test_a_server_whose_owner_was_killed_is_ended_by_the_next_start(repo, run_di
         f"with TritonServer(Path({str(repo)!r}), run_dir=Path({str(run_dir)!r})): print('ready', flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
-    assert owner.stdout.readline() == "ready\n"
+    assert present(owner.stdout).readline() == "ready\n"
     (state,) = find_running_servers(run_dir)
     for process in find_members(state.tag):
         process.suspend()  # as one is that waits for its turn

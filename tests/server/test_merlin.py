@@ -58,7 +58,7 @@ def running(request, repository, info, tmp_path_factory):
         settings, workflow = {"triton": "24.03", "preprocess": "nvtabular"}, request.getfixturevalue("workflow")
     else:
         settings, workflow = {"triton": "modern"}, None
-    publish_merlin(Source.open(folders, workflow), copy, Settings(merlin=settings))
+    publish_merlin(Source.open(folders, workflow), copy, Settings.model_validate({"merlin": settings}))
     stand_in(copy, MerlinSettings().mount)
     with TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server:
         yield request.param, server
@@ -178,7 +178,7 @@ def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     specs = make_stage_specs(info.axes, info.context)
     user = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in specs["preprocess"].output_fields}
     for stage in ("retrieve", "rank", "rerank"):
-        records = [t for t in specs[stage].inputs if isinstance(t, RecordSpec)]
+        records = tuple(t for t in specs[stage].inputs if isinstance(t, RecordSpec))
         sent = pack_records(records, user | given)
         with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
             client.infer(stage, [tensor(name, array) for name, array in sent.items()])

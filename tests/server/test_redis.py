@@ -16,6 +16,7 @@ from serving.contract.tensors import Degraded
 from serving.pipeline import Pipeline
 from serving.tables.formats.redis_layout import name_value_hash
 from serving.tables.updates.publisher import Publisher
+from tests.present import present
 from tests.server.requests import infer
 from tests.server.test_tables import settings_of, table_metrics, with_tables
 from tests.unit.tables.kafka_broker import MockBroker
@@ -123,7 +124,9 @@ def test_a_pipeline_in_process_reads_the_same_cluster(over_redis, repository, cl
 def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, cluster, launch):
     broker, copy = MockBroker(), tmp_path / "live"
     shutil.copytree(repository, copy)
-    tables = TableSettings(redis=cluster.address, l1=LITTLE, brokers=broker.address, state=str(tmp_path / "state"))
+    tables = TableSettings.model_validate(
+        {"redis": cluster.address, "l1": LITTLE, "brokers": broker.address, "state": str(tmp_path / "state")}
+    )
     config = settings_of(with_tables(copy, info.generation, tables, own_rows=True), info.generation)
     items = next(table for table in config.tables if table.name == "item_0")
     publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
@@ -144,7 +147,7 @@ def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, c
     def held_rows() -> dict[bytes, bytes]:
         held: dict[bytes, bytes] = {}
         for node in cluster.nodes:
-            for partition in range(config.redis.num_partitions):
+            for partition in range(present(config.redis).num_partitions):
                 name = name_value_hash(config.model, "item_0", partition)
                 if node.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", node.client.cluster("KEYSLOT", name)):
                     held |= node.client.hgetall(name)

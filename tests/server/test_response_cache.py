@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import tritonclient.grpc as grpcclient
@@ -32,6 +33,10 @@ def lookups(client: grpcclient.InferenceServerClient, model: str, generation: in
     """-> (hits, misses)"""
     [stats] = client.get_inference_statistics(model, str(generation)).model_stats
     return stats.inference_stats.cache_hit.count, stats.inference_stats.cache_miss.count
+
+
+def count_hits(client: grpcclient.InferenceServerClient, generation: int) -> int:
+    return lookups(client, "recommend", generation)[0]
 
 
 def expect(client: grpcclient.InferenceServerClient, counts: dict[str, tuple[int, int]]) -> None:
@@ -69,4 +74,4 @@ def test_a_generation_never_answers_with_what_another_one_said(repo, launch):
         for generation in (1, 2, 1):
             activate(server.grpc_url, repo, generation)
             assert [toys.ask(client, 5) for _ in range(2)] == [toys.expected(5, generation)] * 2
-            until(lambda generation=generation: lookups(client, "recommend", generation)[0])  # something was a hit
+            until(partial(count_hits, client, generation))  # something was a hit

@@ -36,7 +36,7 @@ def served(tmp_path):
     What the container has and this machine has not is the program's place: a script of its name stands in for it.
     """
     source = Source.open(find_stage_folders(small_repository()))
-    publish_merlin(source, tmp_path / "models", Settings(merlin={"triton": "modern", "precision": "fp16"}))
+    publish_merlin(source, tmp_path / "models", Settings.model_validate({"merlin": {"triton": "modern", "precision": "fp16"}}))
     wheel, ports, run = find_wheel(), find_free_ports(), tmp_path / "run"
     backends = build_backend_directory(wheel, run)
     options = [f"--backend-directory={backends}", f"--backend-config=python,shm-region-prefix-name=start_{ports.grpc}_"]

@@ -47,8 +47,16 @@ def test_an_event_with_nothing_but_user_and_item_is_a_purchase_of_now():
 
 def test_everything_an_event_may_carry_is_kept():
     inputs = observed(
-        **{"user_id": [7], "item_id": [9], "event": [b"view"], "timestamp_ms": [5_000], "value": [2.5], "event_id": [b"e"]},
-        **{"request_id": [b"r"], "store": [3], "device": ["é".encode()], "heat": [0.5]},
+        user_id=[7],
+        item_id=[9],
+        event=[b"view"],
+        timestamp_ms=[5_000],
+        value=[2.5],
+        event_id=[b"e"],
+        request_id=[b"r"],
+        store=[3],
+        device=["é".encode()],
+        heat=[0.5],
     )
     batch = ADMISSION.make_events(inputs, CODES, START_MS)
     assert (batch.headers[0]["kind"], batch.headers[0]["time_ms"], batch.headers[0]["value"]) == (4, 5_000, 2.5)

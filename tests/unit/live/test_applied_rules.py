@@ -33,6 +33,7 @@ from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
 from serving.stages.rules.config import ITEM_RULES, RulesConfig
 from serving.stages.rules.rules import Rules
+from tests.present import present
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_live_answers import answer, upserted
 
@@ -60,7 +61,7 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
         "version 2 again",
         "version 1 again",
     ]
-    assert read_current_values(find_rules_folder(repository), "small")["price_cap"] == 50.0
+    assert present(read_current_values(find_rules_folder(repository), "small"))["price_cap"] == 50.0
     assert read_current_values(find_rules_folder(repository), "another shop") is None
 
 

@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from experiments.fault_backends import Broker
 from live.archive import read_log
@@ -37,7 +39,7 @@ FORKING = multiprocessing.get_context("fork")
 PARTITIONS = 4  # of the mock's topics
 
 
-class Message:
+class MessageDouble:
     """A message as a consumer gives it."""
 
     def __init__(self, value: bytes | None, offset: int, partition: int = 0) -> None:
@@ -56,6 +58,10 @@ class Message:
         return 1, START_MS
 
 
+def make_message(value: bytes | None, offset: int, partition: int = 0) -> Message:
+    return cast(Message, MessageDouble(value, offset, partition))
+
+
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "shop.live"
@@ -66,6 +72,10 @@ def broker():
     broker = MockBroker()
     yield broker
     broker.stop()
+
+
+def is_beyond(folder: Path, sequence: int) -> bool:
+    return last_sequence(folder) > sequence
 
 
 def consumer_of(writer: Writer, brokers: str = "") -> EventConsumer:
@@ -95,9 +105,9 @@ def test_messages_become_events_and_changes_in_their_order(consumer, folder):
     fields |= {"device": "phone", "floor": 3, "price": None}
     consumer.append_messages(
         [
-            Message(json.dumps({"user_id": 1, "item_id": 2}).encode(), 0),
-            Message(json.dumps({"kind": "item", "id": 7, "columns": {"price": 9.5}}).encode(), 1),
-            Message(json.dumps({"user_id": -3, "item_id": 4} | fields).encode(), 2),
+            make_message(json.dumps({"user_id": 1, "item_id": 2}).encode(), 0),
+            make_message(json.dumps({"kind": "item", "id": 7, "columns": {"price": 9.5}}).encode(), 1),
+            make_message(json.dumps({"user_id": -3, "item_id": 4} | fields).encode(), 2),
         ]
     )
     batch = whole_log(folder)
@@ -144,27 +154,27 @@ def test_what_is_no_event_is_counted_and_logged_and_the_rest_goes_on(consumer, f
     sound = b'{"user_id": 1, "item_id": 2}'
     for offset, (value, reason) in enumerate(REFUSED.items()):
         caplog.clear()
-        consumer.append_messages([Message(value, 2 * offset), Message(sound, 2 * offset + 1)])
+        consumer.append_messages([make_message(value, 2 * offset), make_message(sound, 2 * offset + 1)])
         assert reason in caplog.text
         assert "ann" not in caplog.text  # logs hold no ids of users
         assert f"offset {2 * offset} refused" in caplog.text
-    consumer.append_messages([Message(None, 2 * len(REFUSED))])  # a tombstone
+    consumer.append_messages([make_message(None, 2 * len(REFUSED))])  # a tombstone
     assert len(whole_log(folder)) == len(REFUSED)
     assert counters(folder) == {"kafka_messages": 2 * len(REFUSED) + 1, "kafka_refused": len(REFUSED) + 1}
 
 
 def test_an_event_id_of_another_event_is_refused_alone(consumer, folder, caplog):
     lines = [{"user_id": 1, "item_id": item, "event_id": "order-1"} for item in (2, 3, 2)]
-    consumer.append_messages([Message(json.dumps(line).encode(), offset) for offset, line in enumerate(lines)])
-    consumer.append_messages([Message(json.dumps(lines[1]).encode(), 3), Message(b'{"user_id": 1, "item_id": 4}', 4)])
+    consumer.append_messages([make_message(json.dumps(line).encode(), offset) for offset, line in enumerate(lines)])
+    consumer.append_messages([make_message(json.dumps(lines[1]).encode(), 3), make_message(b'{"user_id": 1, "item_id": 4}', 4)])
     assert whole_log(folder).headers["item_id"].tolist() == [2, 4]
     assert "offset 1 refused: event_id was used" in caplog.text
     assert counters(folder) == {"kafka_messages": 5, "kafka_refused": 2}
 
 
 def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_again(folder):
-    first = [Message(json.dumps({"user_id": 1, "item_id": number}).encode(), number) for number in range(5)]
-    again = [*first[3:], Message(b'{"user_id": 1, "item_id": 5}', 5), Message(b"no event", 2, partition=1)]
+    first = [make_message(json.dumps({"user_id": 1, "item_id": number}).encode(), number) for number in range(5)]
+    again = [*first[3:], make_message(b'{"user_id": 1, "item_id": 5}', 5), make_message(b"no event", 2, partition=1)]
     with closing(Writer(folder, Layout(), KINDS.names)) as writer:
         consumer_of(writer).append_messages(first)
         consumer_of(writer).append_messages(again)  # another process, which started too early
@@ -172,7 +182,7 @@ def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_agai
         consumer.append_messages(again)
         assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5]
         assert writer.store.read_counters() == {"kafka_messages": 7, "kafka_refused": 1}
-        consumer.append_messages([Message(b'{"user_id": 1, "item_id": 100}', 0)])
+        consumer.append_messages([make_message(b'{"user_id": 1, "item_id": 100}', 0)])
         assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5, 100]
 
 
@@ -237,7 +247,7 @@ def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, b
         before = last_sequence(folder)
         send(broker, range(n_sent, n_sent + each))
         n_sent += each
-        until(lambda before=before: last_sequence(folder) > before)
+        until(partial(is_beyond, folder, before))
         time.sleep(rng.random() * 0.05)
         process.kill()
         process.join()

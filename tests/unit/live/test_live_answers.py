@@ -50,7 +50,7 @@ def upserted(stage: Upsert, item: int, **columns) -> int:
     return int(stage(inputs)["sequence"][0, 0])
 
 
-def answer(pipeline: Pipeline, users: list[int], **inputs: list) -> dict[str, np.ndarray]:
+def answer(pipeline: Pipeline, users: list[int], **inputs: list | np.ndarray) -> dict[str, np.ndarray]:
     tensors = {name: np.array(values, np.int64).reshape(len(users), -1) for name, values in inputs.items()}
     return pipeline({"user_id": np.array(users, np.int64).reshape(-1, 1), **tensors})
 

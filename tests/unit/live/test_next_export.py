@@ -6,6 +6,7 @@ import fcntl
 import json
 import time
 from contextlib import closing
+from dataclasses import dataclass
 
 import lmdb
 import numpy as np
@@ -20,11 +21,12 @@ from live.forget import forget_items
 from serving.contract.errors import DependencyError
 from serving.contract.ids import stable_id
 from serving.live import store
-from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
+from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch, EventKinds
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import set_aside
 from serving.live.writer import Writer
+from tests.present import present
 from training.dataset import load_dataset
 
 TOML = """
@@ -71,27 +73,36 @@ def folder(tmp_path):
     return tmp_path / "repository.live"
 
 
-@pytest.fixture
-def post(dataset, folder):
-    """post(user, item, seconds, stars, **context) and post.change(kind, id, **columns)."""
-    kinds = make_event_kinds(dataset.description)
-    writer = Writer(folder, Layout(), kinds.names, shop="shop")
+@dataclass(frozen=True)
+class Post:
+    """Writes events and changes into a live store."""
 
-    def append(kind: int, user: int, item: int, seconds: int, stars: float, columns: dict) -> None:
+    writer: Writer
+    kinds: EventKinds
+
+    def __call__(self, user: int, item: int, seconds: int, stars: float, **context: object) -> None:
+        self._append(OBSERVED, user, item, seconds, stars, context)
+
+    def item(self, item: int, **columns: object) -> None:
+        self._append(ITEM_CHANGED, 0, item, 0, np.nan, columns)
+
+    def user(self, user: int, **columns: object) -> None:
+        self._append(USER_CHANGED, user, 0, 0, np.nan, columns)
+
+    def _append(self, kind: int, user: int, item: int, seconds: int, stars: float, columns: dict[str, object]) -> None:
         headers = np.zeros(1, HEADER)
         headers["type"], headers["user_id"], headers["item_id"], headers["time_ms"] = kind, user, item, 1_000 * seconds
         headers["value"] = stars
         if kind == OBSERVED:
-            kinds.decide(headers)
-        writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode() if columns else b""]))
+            self.kinds.decide(headers)
+        self.writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode() if columns else b""]))
 
-    def event(user: int, item: int, seconds: int, stars: float, **context) -> None:
-        append(OBSERVED, user, item, seconds, stars, context)
 
-    event.item = lambda item, **columns: append(ITEM_CHANGED, 0, item, 0, np.nan, columns)
-    event.user = lambda user, **columns: append(USER_CHANGED, user, 0, 0, np.nan, columns)
-    yield event
-    writer.close()
+@pytest.fixture
+def post(dataset, folder):
+    kinds = make_event_kinds(dataset.description)
+    with closing(Writer(folder, Layout(), kinds.names, shop="shop")) as writer:
+        yield Post(writer, kinds)
 
 
 def test_without_a_store_the_data_set_is_as_it_was(dataset, folder):
@@ -192,12 +203,12 @@ def test_new_items_and_users_get_rows_and_changed_ones_what_was_set(dataset, fol
     assert items["category"].tolist() == ["light", "glass", None, "glass"]
     assert items["tags"].tolist() == [["a", "b"], [], [], ["c"]]
     assert items["available"].tolist() == [False, True, True, False]
-    np.testing.assert_equal(items["price"].to_numpy(), np.float32([np.nan, 3.5, np.nan, 9.5]))
+    np.testing.assert_equal(items["price"].to_numpy(), np.array([np.nan, 3.5, np.nan, 9.5], np.float32))
     assert continued.users["user_id"].tolist() == [1, 2, 5, 6]
     assert continued.users["country"].tolist() == ["IT", "DE", None, "ES"]
     assert continued.report.notes[-1] == "1 live events continue the log"
     assert dataset.items["price"].tolist() == [2.5, 3.5]
-    assert continued.learned_sales[["item_id", "positive_count", "last_ms"]].tolist() == [(12, 1, 300_000)]
+    assert present(continued.learned_sales)[["item_id", "positive_count", "last_ms"]].tolist() == [(12, 1, 300_000)]
     assert dataset.learned_sales is None
 
 

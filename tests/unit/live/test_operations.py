@@ -6,7 +6,7 @@ import json
 import resource
 import time
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -119,7 +119,7 @@ class DyingWriter:
 def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock):
     expected = pack(fill(writer, clock, days=3))
     with pytest.raises(KeyboardInterrupt):
-        compact(DyingWriter(writer), older_than_ms=START_MS + 2 * DAY_MS)
+        compact(cast(Writer, DyingWriter(writer)), older_than_ms=START_MS + 2 * DAY_MS)
     assert whole_log(folder) == (list(range(1, 151)), expected)
     compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
     assert whole_log(folder) == (list(range(1, 151)), expected)
@@ -221,7 +221,12 @@ def test_archived_events_leave_the_store_in_short_transactions_and_after_a_crash
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert next(snapshot.read_events())[0] == 1_001
     assert whole_log(folder) == (list(range(1, 2_501)), pack(expected[0]))
-    monkeypatch.setattr(time, "sleep", lambda _: expected.append(purchase(1, 2)) or writer.append(expected[-1]))
+
+    def buy(_: float) -> None:
+        expected.append(purchase(1, 2))
+        writer.append(expected[-1])
+
+    monkeypatch.setattr(time, "sleep", buy)
     assert compact(writer, older_than_ms=START_MS + DAY_MS) == (0, [])
     assert len(expected) == 2  # events can be written between two transactions
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:

@@ -32,7 +32,7 @@ from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.live.learned import Generation
 from tests.unit.live.redis_machines import IDLE_DAYS, PROJECT, SESSION_HOURS, Machine, machine
-from tests.unit.live.test_consumer import Message, consumer_of
+from tests.unit.live.test_consumer import consumer_of, make_message
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
 from tests.unit.tables.redis_server import RedisCluster
@@ -153,7 +153,7 @@ def test_models_that_share_users_mark_their_sequences(repository, redis):
 
 
 def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state, redis):
-    messages = [Message(b'{"user_id": 1, "item_id": %d}' % number, number) for number in range(5)]
+    messages = [make_message(b'{"user_id": 1, "item_id": %d}' % number, number) for number in range(5)]
     with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
         for host in (one, other):
             consumer: EventConsumer = consumer_of(host.writer)
@@ -182,7 +182,7 @@ def test_what_feast_writes_meanwhile_is_not_overwritten(tmp_path, state, redis):
         assert entity.values["history_ids"] == [7, 3]
 
 
-FROM_FEAST = {
+FROM_FEAST: dict[str, int | float | list] = {
     "history_ids": [3],
     "history_s": [100],
     "session_ids": [],

@@ -79,7 +79,8 @@ def test_the_interval_holds_the_true_difference_about_as_often_as_it_states(rng)
     for _ in range(100):
         right = [rng.random(QUESTIONS) < share for share in (0.4, 0.3)]
         lists = [np.where(own[:, None], items[:, None], -1).repeat(LIST, axis=1) for own in right]
-        verdict = judge(*map(unranked, lists), items, np.arange(len(items)), rng)
+        candidate, serving = map(unranked, lists)
+        verdict = judge(candidate, serving, items, np.arange(len(items)), rng)
         held += verdict.low <= 0.1 <= verdict.high
     assert held >= 88
 
@@ -169,9 +170,8 @@ def test_the_interval_of_the_auc_holds_the_true_difference_about_as_often_as_it_
     for _ in range(100):
         won = [rng.random(QUESTIONS) < share for share in (0.7, 0.6)]
         scores = [np.where(own[:, None], [1, 0], [0, 1]).astype(np.float32) for own in won]
-        verdict = judge(
-            *(Answers(answers(rng, items, 0.3).items, candidates, own) for own in scores), items, np.arange(len(items)), rng
-        )
+        candidate, serving = (Answers(answers(rng, items, 0.3).items, candidates, own) for own in scores)
+        verdict = judge(candidate, serving, items, np.arange(len(items)), rng)
         held += verdict.auc_low <= 0.1 <= verdict.auc_high
     assert 88 <= held < 100  # not all: an interval that is far too wide holds it always
 

@@ -310,7 +310,7 @@ def test_what_an_event_counts_follows_from_its_name_and_value():
     ratings.decide(headers)
     known = Flags.SEEN | Flags.COUNTED
     assert headers["flags"].tolist() == [Flags.POSITIVE | known, known, Flags.POSITIVE | known, Flags.SEEN]
-    np.testing.assert_equal(headers["label"], np.float32([5.0, 3.0, np.nan, np.nan]))
+    np.testing.assert_equal(headers["label"], np.array([5.0, 3.0, np.nan, np.nan], np.float32))
     quantities = EventKinds((EventKind("purchase", 2.0, positive=True),), value_is="weight")
     headers = np.zeros(2, HEADER)
     headers["value"] = [3.0, np.nan]
