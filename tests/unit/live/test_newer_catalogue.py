@@ -24,6 +24,7 @@ from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.content import Content
+from tests.present import present
 from tests.unit.live.batches import START_MS
 from tests.unit.live.test_forget import change
 from tests.unit.live.test_live_answers import answer, upserted
@@ -69,10 +70,10 @@ def iso(moment_ms: int) -> str:
 
 def test_a_data_set_knows_when_its_rows_were_changed(tmp_path):
     dataset = load_shop(tmp_path, "2023-11-14T22:13:20Z", "", "2023-11-14T23:13:21.9+01:00")
-    assert dataset.item_updates_s.to_dict() == {10: START_MS // 1_000, 12: START_MS // 1_000 + 1}
-    times = find_catalogue_times(dataset)
+    assert present(dataset.item_updates_s).to_dict() == {10: START_MS // 1_000, 12: START_MS // 1_000 + 1}
+    times = present(find_catalogue_times(dataset))
     assert times.columns == {"title", "name", "price", "cost", "kind"}  # neither available, nor category
-    assert load_shop(tmp_path, "", "").item_updates_s.empty
+    assert present(load_shop(tmp_path, "", "").item_updates_s).empty
     without = load_shop(tmp_path, "", toml=TOML.replace('updated_at = "changed"', ""))
     assert without.item_updates_s is find_catalogue_times(without) is None
 
@@ -140,8 +141,8 @@ def test_the_gateway_shows_titles_and_availability_of_the_newer_catalogue(reposi
 def test_an_export_publishes_the_times(tmp_path):
     dataset = load_shop(tmp_path / "data", iso(START_MS), "")
     make_content(dataset).save(tmp_path)
-    times = Content.load(tmp_path).times
+    times = present(present(Content.load(tmp_path)).times)
     pd.testing.assert_series_equal(
         pd.Series(times.updated_s, times.item_ids), dataset.item_updates_s, check_index_type=False, check_names=False
     )
-    assert times.columns == find_catalogue_times(dataset).columns
+    assert times.columns == present(find_catalogue_times(dataset)).columns

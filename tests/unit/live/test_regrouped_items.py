@@ -15,6 +15,7 @@ from serving.stages.live.listed_items import ListedItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.rules.config import CATEGORY, ITEM_RULES, ITEMS_FILE, NO_CAP, PROVIDER, Pin, ProviderFloor, RulesConfig
 from serving.stages.rules.rules import Rules
+from tests.present import present
 
 CATEGORIES, PROVIDERS = ["bag", "bag", "lamp", "lamp"], ["Ann", "Bob", "Bob", "Bob"]
 IDS = np.array([10, 11, 12, 13])
@@ -92,18 +93,25 @@ def test_an_item_of_a_provider_with_a_floor_counts_for_it_even_if_an_exported_on
 def test_new_rules_hold_for_what_upsert_changed_as_if_it_came_after_them(tmp_path):
     rng = np.random.default_rng(0)
     ids, items = np.arange(10, 50), ItemIndex(np.append(np.arange(10, 50), [-1] * 4))
-    names = {
-        key: [None if code == 3 else f"{key} {code}" for code in rng.integers(0, 4, 40)] for key in ("category", "provider")
-    }
+    category, provider = (
+        [None if code == 3 else f"{key} {code}" for code in rng.integers(0, 4, 40)] for key in ("category", "provider")
+    )
 
     def compile_for(folder, config: RulesConfig) -> Rules:
         compile_rules(
-            folder, config, item_ids=ids, **names, price=np.linspace(0, 9, 40), popularity=np.ones(40), items_returned=20
+            folder,
+            config,
+            item_ids=ids,
+            category=category,
+            provider=provider,
+            price=np.linspace(0, 9, 40),
+            popularity=np.ones(40),
+            items_returned=20,
         )
         insert_rows(folder / ITEMS_FILE, 4)
         return Rules.load(folder)
 
-    content = Content.of([{"category": c, "provider": p} for c, p in zip(names["category"], names["provider"], strict=True)])
+    content = Content.of([{"category": c, "provider": p} for c, p in zip(category, provider, strict=True)])
     floor = ProviderFloor(("provider 1", "provider 2"), 0.5)
     first = RulesConfig(price_cap=3.0, max_per_category=2)
     second = RulesConfig(
@@ -127,6 +135,6 @@ def test_new_rules_hold_for_what_upsert_changed_as_if_it_came_after_them(tmp_pat
         found.change_item(position, columns)
         expected.change_item(position, columns)
     found.use_rules(compile_for(tmp_path / "again", second))
-    for name in ITEM_RULES.names:
+    for name in present(ITEM_RULES.names):
         np.testing.assert_array_equal(found.rules.items[name], expected.rules.items[name])
     assert len(np.unique(found.rules.items["behind"])) > 2
