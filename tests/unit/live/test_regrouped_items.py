@@ -138,3 +138,24 @@ def test_new_rules_hold_for_what_upsert_changed_as_if_it_came_after_them(tmp_pat
     for name in present(ITEM_RULES.names):
         np.testing.assert_array_equal(found.rules.items[name], expected.rules.items[name])
     assert len(np.unique(found.rules.items["behind"])) > 2
+
+
+def test_rules_that_were_compiled_without_groups_serve_a_catalogue_that_has_them(tmp_path):
+    ids, nothing = np.arange(10, 50), [None] * 40
+    compile_rules(
+        tmp_path,
+        RulesConfig(),
+        item_ids=ids,
+        category=nothing,
+        provider=nothing,
+        price=None,
+        popularity=np.ones(40),
+        items_returned=20,
+    )
+    insert_rows(tmp_path / ITEMS_FILE, 4)
+    content = Content.of([{"category": "pans", "provider": "smith"}] * 40)
+    items = ListedItems(content, np.zeros((45, 2), np.float32), Rules.load(tmp_path), ItemIndex(np.append(ids, [-1] * 4)))
+    for position in (3, 4):
+        items.change_item(position, {"category": "pans"})
+    groups = items.rules.items["group"][:, CATEGORY]
+    assert groups[3] != groups[4]  # each stays a group of its own, which no rule limits

@@ -110,7 +110,7 @@ def test_rows_stay_together_and_cold_users_are_unknown(requests):
 
 
 def test_a_share_is_a_share(requests):
-    with pytest.raises(ConfigError, match="between 0 and 1"):
+    with pytest.raises(ConfigError, match="from 0 to 1"):
         draw(requests, 1, np.random.default_rng(0), cold_share=20)
 
 
