@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("untimed")
 # Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
 TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")
 
-# What is begun first: the long lane, then files of few tests that take as long as many
+# These begin first: the long lane, then files of few tests that take as long as many
 FIRST = (
     "tests/long/",
     "tests/unit/training/retrieval/test_choose.py",

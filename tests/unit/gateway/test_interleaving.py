@@ -1,4 +1,4 @@
-"""What an interleaved answer says of its items."""
+"""Interleaved answers: the sources of their items, and which coins decided their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the item file says when its rows were changed, the later of its row and of `upsert` counts, for each column."""
+"""Of each column, the later value of item file and `upsert` counts, if the file says when its rows were changed."""
 
 from __future__ import annotations
 

@@ -26,17 +26,21 @@ def content() -> Content:
     return Content.of([{"category": c, "provider": p} for c, p in zip(CATEGORIES, PROVIDERS, strict=True)])
 
 
-def rules_of(folder, config: RulesConfig) -> Rules:
+def rules_of(
+    folder, config: RulesConfig, ids=IDS, category=CATEGORIES, provider=PROVIDERS, price=None, n_spare=0, k=2
+) -> Rules:
+    """Compile and load rules. n_spare: rows that are kept free for new items; k: items of a list"""
     compile_rules(
         folder,
         config,
-        item_ids=IDS,
-        category=CATEGORIES,
-        provider=PROVIDERS,
-        price=None,
-        popularity=np.ones(4),
-        items_returned=2,
+        item_ids=ids,
+        category=category,
+        provider=provider,
+        price=price,
+        popularity=np.ones(len(ids)),
+        items_returned=k,
     )
+    insert_rows(folder / ITEMS_FILE, n_spare)
     return Rules.load(folder)
 
 
@@ -98,18 +102,7 @@ def test_new_rules_hold_for_what_upsert_changed_as_if_it_came_after_them(tmp_pat
     )
 
     def compile_for(folder, config: RulesConfig) -> Rules:
-        compile_rules(
-            folder,
-            config,
-            item_ids=ids,
-            category=category,
-            provider=provider,
-            price=np.linspace(0, 9, 40),
-            popularity=np.ones(40),
-            items_returned=20,
-        )
-        insert_rows(folder / ITEMS_FILE, 4)
-        return Rules.load(folder)
+        return rules_of(folder, config, ids, category, provider, np.linspace(0, 9, 40), n_spare=4, k=20)
 
     content = Content.of([{"category": c, "provider": p} for c, p in zip(category, provider, strict=True)])
     floor = ProviderFloor(("provider 1", "provider 2"), 0.5)
@@ -142,19 +135,9 @@ def test_new_rules_hold_for_what_upsert_changed_as_if_it_came_after_them(tmp_pat
 
 def test_rules_that_were_compiled_without_groups_serve_a_catalogue_that_has_them(tmp_path):
     ids, nothing = np.arange(10, 50), [None] * 40
-    compile_rules(
-        tmp_path,
-        RulesConfig(),
-        item_ids=ids,
-        category=nothing,
-        provider=nothing,
-        price=None,
-        popularity=np.ones(40),
-        items_returned=20,
-    )
-    insert_rows(tmp_path / ITEMS_FILE, 4)
+    rules = rules_of(tmp_path, RulesConfig(), ids, nothing, nothing, n_spare=4, k=20)
     content = Content.of([{"category": "pans", "provider": "smith"}] * 40)
-    items = ListedItems(content, np.zeros((45, 2), np.float32), Rules.load(tmp_path), ItemIndex(np.append(ids, [-1] * 4)))
+    items = ListedItems(content, np.zeros((45, 2), np.float32), rules, ItemIndex(np.append(ids, [-1] * 4)))
     for position in (3, 4):
         items.change_item(position, {"category": "pans"})
     groups = items.rules.items["group"][:, CATEGORY]

@@ -119,7 +119,7 @@ def test_a_read_of_many_keys_is_that_of_its_parts():
 
 
 def states(header: np.ndarray, vectors: np.ndarray) -> list[int]:
-    """What both passes say of a row that lies in slot 3, each under a header as it is now."""
+    """Return the results of both passes for the row in slot 3, each under the present header."""
     rows, keys, uses, before = np.ones((8, 16), np.float32), np.array([3]), np.zeros(8, np.uint8), header.copy()
     said, reads = [], 5
     for read, *parts in (
