@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse as sp
-from sklearn.linear_model import Ridge
 
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import TEMPLATES
 
-MOST_TOKENS, MOST_ITEMS = 20_000, 100_000
+MOST_TOKENS, MOST_ITEMS = 5_000, 100_000  # the matrix of pairs of tokens takes 0.2 GB
 LEAST_ITEMS = 20  # to fit to, and to judge by
 JUDGED_SHARE, MOST_JUDGED = 0.1, 500
 RIDGE = 1.0
-MOST_DENSE = 2**24  # entries of features up to which the exact solution takes less time than an iterative one
 
 
 class Judgement(NamedTuple):
@@ -58,12 +57,13 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
 
 
 def fit_ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
-    """Return weights float32 [T + 1, W], the bias last. features: CSR [n, T]; vectors: float32 [n, W]."""
-    dense = features.shape[0] * features.shape[1] <= MOST_DENSE
-    model = Ridge(alpha=RIDGE, solver="cholesky" if dense else "sparse_cg").fit(
-        features.toarray() if dense else features, vectors
-    )
-    return np.concatenate([np.atleast_2d(model.coef_).T, np.atleast_2d(model.intercept_)]).astype(np.float32, order="C")
+    """Return weights float32 [T + 1, W], the bias last, solved exactly. features: CSR [n, T]; vectors: float32 [n, W]."""
+    n_items, n_tokens = features.shape
+    with_bias = sp.hstack([features, np.ones((n_items, 1))], format="csr", dtype=np.float64)
+    gram = (with_bias.T @ with_bias).toarray()
+    gram[np.diag_indices(n_tokens)] += RIDGE
+    weights = scipy.linalg.solve(gram, with_bias.T @ vectors, assume_a="pos", overwrite_a=True)
+    return weights.astype(np.float32, order="C")
 
 
 def find_most_alike(content: Content, item: int) -> np.ndarray:
