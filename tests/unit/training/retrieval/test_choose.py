@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.unit.small_shops import shop
-from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.graph import GraphSettings
@@ -20,6 +19,7 @@ from training.retrieval.choose import GRAPH_WEIGHTS, NOT_SERVED, Choice, NotTrie
 from training.retrieval.fit import RetrievalSettings
 
 LENGTH = 8
+SEED = 1  # another than that of `shop`, so that items do not depend on users
 SEQUENCE = SequenceSettings(SequenceShape(width=16, length=LENGTH, dropout=0.0), batch_events=256, learning_rate=1e-2)
 SETTINGS = RetrievalSettings(candidates=20, sequence=SEQUENCE, graph=GraphSettings(width=8))
 BOTH_TRIED = NotTried()
@@ -31,10 +31,10 @@ def choose(dataset, settings=SETTINGS, not_tried=BOTH_TRIED):
 
 
 @pytest.fixture(scope="module")
-def cyclic():
+def cyclic(tmp_path_factory):
     """A log in which each user goes round the catalogue in one order: everything comes with everything, only order tells."""
-    dataset = load_dataset("synthetic:users=60,items=30,events=1500,seed=1")
-    events, rng = dataset.interactions, np.random.default_rng(0)
+    dataset = shop(tmp_path_factory.mktemp("cyclic") / "data", users=60, items=30, events=1500)
+    events, rng = dataset.interactions, np.random.default_rng(SEED)
     places = events.groupby("user_id").cumcount().to_numpy()
     users = np.unique(events["user_id"], return_inverse=True)[1]
     order = dataset.items["item_id"].to_numpy()[rng.permutation(30)]
@@ -54,9 +54,10 @@ def test_a_log_in_which_order_counts_is_served_with_the_sequence_model(cyclic):
 
 
 def test_a_log_without_order_is_served_without_it(cyclic):
-    events, rng = cyclic.interactions, np.random.default_rng(0)
+    events, rng = cyclic.interactions, np.random.default_rng(SEED)
     shuffled = rng.choice(cyclic.items["item_id"].to_numpy(), len(events))
     choices, settings, past = choose(replace(cyclic, interactions=events.assign(item_id=shuffled)))
+    assert choices.sequence.not_tried == choices.graph.not_tried == ""
     assert choices.sequence.chosen == choices.graph.chosen == 0.0
     assert settings.sequence is settings.graph is None
     retriever = past.retriever.retriever
@@ -96,9 +97,9 @@ def test_a_weight_serves_only_where_the_differences_per_question_show_more_than_
     assert Choice.of({weight: [*kinds, without] for weight, kinds in better.items()}, [user_ids] * 2).chosen == 3.0
 
 
-def test_a_log_that_its_graph_explains_is_served_with_the_graph():
+def test_a_log_that_its_graph_explains_is_served_with_the_graph(tmp_path):
     """Users buy around a place on a ring of items, too few times for all neighbours to be seen together."""
-    dataset, rng = load_dataset("synthetic:users=1000,items=400,events=4000,seed=1"), np.random.default_rng(0)
+    dataset, rng = shop(tmp_path / "data", users=1000, items=400, events=4000), np.random.default_rng(SEED)
     users = np.unique(dataset.interactions["user_id"], return_inverse=True)[1]
     ring = rng.permutation(dataset.items["item_id"].to_numpy())
     bought = ring[(rng.integers(0, 400, 1000)[users] + rng.integers(-12, 13, len(users))) % 400]
@@ -114,7 +115,7 @@ def test_a_log_that_its_graph_explains_is_served_with_the_graph():
 
 def test_where_users_take_the_same_items_again_repeats_are_served_if_they_may_be(cyclic):
     """Each user has five items of their own, and takes one of them at a time."""
-    rng, ids = np.random.default_rng(0), cyclic.items["item_id"].to_numpy()
+    rng, ids = np.random.default_rng(SEED), cyclic.items["item_id"].to_numpy()
     users = np.unique(cyclic.interactions["user_id"], return_inverse=True)[1]
     own = np.stack([rng.permutation(len(ids))[:5] for _ in range(users.max() + 1)])
     log = cyclic.interactions.assign(item_id=ids[own[users, rng.integers(0, 5, len(users))]])
@@ -129,7 +130,7 @@ def test_where_users_take_the_same_items_again_repeats_are_served_if_they_may_be
 
 
 def test_questions_ask_for_items_that_the_user_never_had(cyclic):
-    log, rng = cyclic.interactions, np.random.default_rng(0)
+    log, rng = cyclic.interactions, np.random.default_rng(SEED)
     log = log.assign(item_id=rng.choice(cyclic.items["item_id"].to_numpy(), len(log)))
     features = build_features(cyclic, log, FeatureSettings(history_length=LENGTH))
     _, later = split_training_log(log)
