@@ -7,6 +7,8 @@ number    ─▶ FillMissing ─▶ Clip ─▶ LogOp (if skewed) ─▶ Normali
 from __future__ import annotations
 
 import warnings
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +38,9 @@ def fit_workflow(side: Side, rows: TrainingRows, settings: FeatureSettings) -> W
         *_categorify([column for column in (*categories, *side.lists) if column.name not in hashed], rows.folder),
         *_hash(sorted(hashed), settings.hash_buckets),
         *(_bucketize(column) for column in side.bins if column.source in present),
-        *(_normalize(column, statistics[column.name]) for column in side.numbers if column.name in present),
+        *_normalize([column for column in side.numbers if column.name in present], statistics),
     ]
-    output = nodes[0]
-    for node in nodes[1:]:
-        output = output + node
-    workflow = Workflow(output)
+    workflow = Workflow(reduce(add, nodes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         workflow.fit(rows.make_dataset(sorted(present)))
@@ -74,10 +73,16 @@ def _bucketize(column: Bins):
     return binned >> ops.Rename(name=column.name)
 
 
-def _normalize(column: Number, statistics: ColumnStatistics):
-    """Return FillMissing, Clip, LogOp and Normalize with parameters from the training values."""
+def _normalize(columns: list[Number], statistics: dict[str, ColumnStatistics]) -> list:
+    """Return the columns, bounded, in one Normalize, because NVTabular fits each operator in a pass of its own."""
+    if not columns:
+        return []
+    bounded = reduce(add, [_bound(column, statistics[column.name]) for column in columns])
+    return [bounded >> ops.Normalize(out_dtype=np.float32)]
+
+
+def _bound(column: Number, statistics: ColumnStatistics):
+    """Return FillMissing, Clip and LogOp with parameters from the training values."""
     low, high, median = statistics.low, statistics.high, statistics.median
     filled = [column.name] >> ops.FillMissing(median if column.fill is None else column.fill) >> ops.Clip(low, high)
-    if low >= 0 and high > SKEW_RATIO * max(median, 1.0):
-        filled = filled >> ops.LogOp()
-    return filled >> ops.Normalize(out_dtype=np.float32)
+    return filled >> ops.LogOp() if low >= 0 and high > SKEW_RATIO * max(median, 1.0) else filled
