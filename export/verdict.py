@@ -138,11 +138,13 @@ def share_candidates(candidate: Answers, serving: Answers) -> tuple[np.ndarray, 
     They are NaN where the serving generation did not retrieve the candidate.
     """
     scores = np.full((2, *candidate.candidates.shape), np.nan, np.float32)
-    for question, (own, other) in enumerate(zip(candidate.candidates, serving.candidates, strict=True)):
-        ids, places, other_places = np.intersect1d(own, other, return_indices=True)
-        places, other_places = places[ids != PAD_ID], other_places[ids != PAD_ID]
-        scores[0, question, places] = candidate.rank_scores[question, places]
-        scores[1, question, places] = serving.rank_scores[question, other_places]
+    own, other = (np.nonzero(answers.candidates != PAD_ID) for answers in (candidate, serving))
+    ids, item = np.unique(np.append(candidate.candidates[own], serving.candidates[other]), return_inverse=True)
+    keys = np.append(own[0], other[0]) * len(ids) + item  # of question and item: one sort instead of one per question
+    _, own_places, other_places = np.intersect1d(keys[: len(own[0])], keys[len(own[0]) :], return_indices=True)
+    places = own[0][own_places], own[1][own_places]
+    scores[0][places] = candidate.rank_scores[places]
+    scores[1][places] = serving.rank_scores[other[0][other_places], other[1][other_places]]
     return scores[0], scores[1]
 
 
