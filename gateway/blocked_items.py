@@ -8,7 +8,7 @@ from pathlib import Path
 from gateway.published import Published
 from serving.contract.errors import ArtifactError
 from serving.stages.rules.applied import FOLDER, AppliedRules
-from serving.stages.rules.rules import Rules
+from serving.stages.rules.stored import StoredRules
 
 log = logging.getLogger("gateway")
 
@@ -34,6 +34,6 @@ class BlockedItems:
                 log.warning("items that were blocked since may be shown: %s", error)
         return self._ids
 
-    def _find_blocked(self, rules: Rules) -> frozenset[int]:
+    def _find_blocked(self, rules: StoredRules) -> frozenset[int]:
         is_blocked = rules.items["blocked"][: len(self._item_ids)]  # without the rows kept free for new items
         return frozenset(self._item_ids[is_blocked].tolist())

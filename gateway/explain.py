@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gateway.experiments import Experiments
-from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
 from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import SOURCE_NAMES
@@ -185,6 +184,8 @@ def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:
 
 def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[Place], list]:
     """Return where an item is after each stage, and how each rule moved it."""
+    from gateway.rules_trace import trace_rules  # here, because its loops load the compiler
+
     candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
     rerank = pipeline.stages["rerank"]
     best = rerank.lists.pick(trace)

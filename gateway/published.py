@@ -25,7 +25,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
-from serving.stages.rules.rules import Rules
+from serving.stages.rules.stored import StoredRules
 from triton_recommender import Catalogue
 
 POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
@@ -58,7 +58,7 @@ class Published:
     popular_by_context: Mapping[str, Mapping[str, Sequence[int]]]
     user_ids: np.ndarray
     item_ids: np.ndarray
-    rules: Rules
+    rules: StoredRules
     retrieve_folder: Path
     near: NearItems
     manifest: Mapping[str, Any]
@@ -87,8 +87,8 @@ class Published:
         manifest = read_json(path.parent, MANIFEST_FILE)
         upsert = repo / UPSERT / str(generation)
         takes_names = upsert.is_dir() and read_stage(upsert).settings["columns"]["item"].get(NAME) == "name"
-        exported = Rules.load(find_stage_folder(repo, STAGES[3], generation), generation)
-        rules = Rules(exported.config, np.array(exported.items), generation)
+        rules = StoredRules.load(find_stage_folder(repo, STAGES[3], generation), generation)
+        rules = rules._replace(items=np.array(rules.items))
         arrays = (user_ids, item_ids)
         listed = (catalogue, popular, by_context, *arrays, rules)
         times = CatalogueTimes.load(retrieve)

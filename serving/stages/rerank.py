@@ -133,7 +133,7 @@ class Rerank:
     shown: ShownWindow
     content: Content | None = None
     live_items: LiveItems[ListedItems] | None = None
-    applied: AppliedRules | None = None
+    applied: AppliedRules[Rules] | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Rerank:

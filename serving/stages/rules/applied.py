@@ -14,12 +14,15 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from serving.contract.errors import ArtifactError
+from serving.stages.rules.stored import StoredRules
 
-if TYPE_CHECKING:  # supervisors and backups read versions without compiled loops, which take a process 60 MB
+if TYPE_CHECKING:  # gateways, supervisors and backups read rules without compiled loops, which take a process 70 MB
     from serving.stages.rules.rules import Rules
+
+AnyRules = TypeVar("AnyRules", "Rules", StoredRules)
 
 FOLDER, CURRENT_FILE = "rules", "current.json"
 
@@ -44,19 +47,19 @@ def make_unreadable(path: Path, error: Exception) -> ArtifactError:
 
 
 @dataclass
-class AppliedRules:
+class AppliedRules(Generic[AnyRules]):
     """Follows the current version for one generation. folder: that of the rules; exported: rules of the generation itself"""
 
     folder: Path
     generation: int
-    exported: Rules
+    exported: AnyRules
     _stamp: tuple[int, int] = field(default=(0, 0), init=False)
     _current: str = field(default="", init=False)  # a text, because every answer looks at it
 
     def __post_init__(self) -> None:
         self._current = str(self.folder / CURRENT_FILE)
 
-    def read_if_new(self) -> Rules | None:
+    def read_if_new(self) -> AnyRules | None:
         """Return the rules to use from now on, None when they have not changed since the last call. Raises ArtifactError."""
         try:
             facts = os.stat(self._current)

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.artifacts import check_range, open_array
-from serving.contract.errors import ArtifactError, ConfigError
-from serving.stages.rules.config import ABOVE_PRICE_CAP, CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, RulesConfig
+from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.passes import Passes, mix_bits, serve
+from serving.stages.rules.stored import StoredRules
 
 
 class Rules:
@@ -44,21 +43,7 @@ class Rules:
     @classmethod
     def load(cls, folder: Path, generation: int = 0) -> Rules:
         """Open the files that `compile_rules` wrote. Raises ArtifactError."""
-        folder = Path(folder)
-        try:
-            config = RulesConfig.load(folder / CONFIG_FILE)
-            items = open_array(folder, Path(ITEMS_FILE).stem)
-        except ConfigError as error:
-            raise ArtifactError(f"the rules in {folder} cannot be loaded: {error} Export the repository again.") from error
-        if items.dtype != ITEM_RULES or items.ndim != 1 or len(items) == 0:
-            raise ArtifactError(
-                f"{folder / ITEMS_FILE} holds {items.dtype} {items.shape}; expected one ITEM_RULES record per item. "
-                "It comes from another version of this project: export the repository again."
-            )
-        items = items.view(np.ndarray)
-        behind = items["behind"][~items["blocked"]]  # `cap` would drop an item with any other value
-        check_range(f"{folder / ITEMS_FILE}, field behind,", behind, ABOVE_PRICE_CAP, first=OVER_CAP)
-        return cls(config, items, generation)
+        return cls(*StoredRules.load(folder, generation))
 
     @property
     def n_items(self) -> int:
