@@ -101,10 +101,14 @@ def compute_paired_psi(expected: np.ndarray, observed: np.ndarray) -> np.ndarray
     """
     expected, observed = fill_empty(expected), fill_empty(observed)
     log_expected, log_observed = np.log(expected), np.log(observed)
+    # (o - e)(log o - log e) = o log o + e log e - (o log e + e log o): only the last term differs from pair to pair.
+    own, other = (np.einsum("ij,ij->i", *shares) for shares in ((expected, log_expected), (observed, log_observed)))
+    left, right = np.hstack([log_expected, expected]), np.hstack([observed, log_observed])
     paired = []
     for shift in range(PAIRINGS):
-        own, own_log = np.roll(observed, shift, axis=0), np.roll(log_observed, shift, axis=0)
-        paired.append(np.einsum("ij,ij->i", own - expected, own_log - log_expected))
+        parts = (left[shift:], right[: len(right) - shift]), (left[:shift], right[len(right) - shift :])
+        shared = [np.einsum("ij,ij->i", *part) for part in parts]
+        paired.append(own + np.roll(other, shift) - np.concatenate([shared[1], shared[0]]))
     return np.concatenate(paired)
 
 
