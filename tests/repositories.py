@@ -22,7 +22,7 @@ CACHE = PROJECT / ".run" / "test-repositories"
 SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
 TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
 KEPT_DIGESTS = 2
-CODE = "serving"  # folder in a model's version
+UNCHANGED = ("*/*/serving", "*/warmup", "*/*/content", "*/*/*/content")  # most files; no test changes them
 SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
 # A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
 SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
@@ -135,8 +135,8 @@ def copy_small_fused_repository(folder: Path) -> Path:
 
 
 def copy_small_repository(folder: Path) -> Path:
-    """Return a copy of `small_repository` in `folder`, which its user may change."""
-    return shutil.copytree(small_repository(), folder)
+    """Return a copy of `small_repository` in `folder` as `copy_to_change` makes it."""
+    return copy_to_change(small_repository(), folder)
 
 
 def link_small_repository(folder: Path) -> Path:
@@ -147,7 +147,7 @@ def link_small_repository(folder: Path) -> Path:
 def copy_generation(repo: Path) -> None:
     """Copy generation 1 as generation 2, with the manifests of 1."""
     for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        shutil.copytree(repo / model / "1", repo / model / "2")
+        copy_to_change(repo / model / "1", repo / model / "2")
 
 
 def small_merlin_repository(triton: str) -> Path:
@@ -180,10 +180,11 @@ def copy_to_change(repository: Path, target: Path) -> Path:
 
 
 def link_code(repository: Path, target: Path) -> Path:
-    """Copy a repository, but link its folders of code, which hold most of its files. No manifest of it is valid."""
-    shutil.copytree(repository, target, ignore=lambda _, names: {CODE} & set(names), copy_function=shutil.copy)
-    for code in repository.glob(f"*/*/{CODE}"):
-        (target / code.relative_to(repository)).symlink_to(code)
+    """Copy a repository, but link its UNCHANGED folders. No manifest of it is valid."""
+    names = {Path(pattern).name for pattern in UNCHANGED}
+    shutil.copytree(repository, target, ignore=lambda _, inside: names & set(inside), copy_function=shutil.copy)
+    for folder in (folder for pattern in UNCHANGED for folder in repository.glob(pattern)):
+        (target / folder.relative_to(repository)).symlink_to(folder)
     return target
 
 

@@ -4,30 +4,34 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from serving.stages.features.ids import ItemIndex
 from training.dataset import load_dataset
-from training.features import FeatureSettings, build_features
-from training.features.build import collect_training_columns
+from training.features import FeatureSettings
+from training.features.build import collect_training_columns, make_event_log
 from training.features.columns import make_frame
 from training.features.compile import compile_workflow
+from training.features.items import Codes
 from training.features.rows import describe_column, hold_rows
+from training.features.schema import FeatureSchema
 from training.features.workflow import fit_workflow
 
 
 @pytest.mark.parametrize("settings", [FeatureSettings(history_length=8), FeatureSettings(hash_above=20, hash_buckets=11)])
 def test_files_give_the_workflow_of_rows_in_memory(settings):
     dataset = load_dataset("synthetic:users=80,items=60,events=1000,seed=3,context=1")
-    log = dataset.interactions
-    built = build_features(dataset, log, settings)
+    log, schema = dataset.interactions, FeatureSchema.of(dataset, settings)
+    items, categories = ItemIndex(dataset.items["item_id"].to_numpy()), Codes.of(dataset.items["category"])
+    events = make_event_log(dataset, log, items, categories, settings)
 
     def derive(part: slice) -> pd.DataFrame:
         rows = np.arange(len(log))[part]
-        return make_frame(collect_training_columns(built.log, log, rows, built.schema, dataset.context_columns))
+        return make_frame(collect_training_columns(events, log, rows, schema, dataset.context_columns))
 
     plans = []
     for most_in_memory in (1_000, 300):
         with hold_rows(1_000, derive, None, most_in_memory) as rows:
             folder, n_files = rows.folder, len(list(rows.folder.glob("*.parquet")))
-            plans.append(compile_workflow(fit_workflow(built.schema.user, rows, settings)))
+            plans.append(compile_workflow(fit_workflow(schema.user, rows, settings)))
         assert n_files == (0 if most_in_memory == 1_000 else 4)
         assert not folder.exists()
     here, there = plans
