@@ -31,6 +31,7 @@ from tests.unit.tables.updating import (
     WIDTH,
     Log,
     applied,
+    has_drained,
     held_by_another_writer,
     rocksdb_of,
     rocksdb_rows,
@@ -173,7 +174,7 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
         assert applier.behind == 10
         assert not applier.is_durable()
         np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)).values, versions(np.arange(10), 2))
-    until(lambda: applier.drain() or applier.behind == 0)
+    until(lambda: has_drained(applier))
     assert applier.is_durable()
     np.testing.assert_array_equal(rocksdb_rows(config, np.arange(10)), versions(np.arange(10), 2))
     applier.close()
@@ -203,7 +204,7 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
         for _ in range(2):
             assert_answer(tiers.lookup("items", np.array([key])), versions([key], 7), degraded=False)
             tiers.settle()
-    until(lambda: applier.drain() or applier.behind == 0)
+    until(lambda: has_drained(applier))
     ring = applier.shared["items"].ring
     assert ring.stored == ring.head
     evict(tiers, key)
@@ -261,7 +262,7 @@ def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_no
         for _ in range(2):
             assert tiers.lookup("items", np.array([key])).degraded
             tiers.settle()
-    until(lambda: applier.drain() or applier.behind == 0)
+    until(lambda: has_drained(applier))
     assert_answer(tiers.lookup("items", np.array([key])), versions([key], 7), degraded=False)
     applier.close()
 
@@ -276,7 +277,12 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
     shutil.rmtree(config.rocksdb.path)
     applier.apply("items", batches[2])
     assert applier.behind == ROWS
-    until(lambda: applier.drain() or applier.lost_rows)
+
+    def has_lost_rows() -> bool:
+        applier.drain()
+        return applier.lost_rows
+
+    until(has_lost_rows)
     assert applier.start({"items": LogPosition.at({0: 2})}, NOTHING_GONE).available["items"][0] == 0  # committed was 2
     for batch in batches:
         applier.apply("items", batch)

@@ -27,8 +27,7 @@ def batch_of(sent: list[tuple[int, list[int]]]) -> Batch:
 @given(messages, st.lists(st.integers(0, 6), min_size=3, max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_a_level_takes_what_is_beyond_its_place(sent, had):
-    batch, reached = batch_of(sent), LogPosition.at({})
-    reached[:3] = had
+    batch, reached = batch_of(sent), LogPosition.at(dict(enumerate(had)))
     rows = zip(batch.partitions.tolist(), batch.offsets.tolist(), batch.vectors[:, 0].tolist(), strict=True)
     expected = [value for partition, offset, value in rows if offset >= had[partition]]
     assert batch.drop_applied(reached).vectors[:, 0].tolist() == expected

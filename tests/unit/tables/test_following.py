@@ -164,10 +164,14 @@ def test_nothing_is_read_where_catching_up_failed(stores, folder):
         with called_on_return(reading.set, decode_vectors):
             return version_in(secondary)
 
+    def begin() -> None:
+        begun.set()
+        reading.wait(10)
+
     update(writer, 5)
     with ThreadPoolExecutor(1) as thread:
         version = thread.submit(read)
-        failing = Replacements(folder, MOST_TRIES, lambda: (begun.set(), reading.wait(10)))
+        failing = Replacements(folder, MOST_TRIES, begin)
         with failing.watching(), pytest.raises(DependencyError):
             secondary.catch_up()
         with pytest.raises(DependencyError, match="opened again"):

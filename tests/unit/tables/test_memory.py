@@ -26,12 +26,12 @@ def test_who_enters_an_arena_while_it_is_removed_keeps_the_files_that_he_maps(ar
     """The deletion reaches `users` first, as the file system lists it: from then on nothing tells that somebody enters."""
     delete, entered = shutil.rmtree, list[SharedFolder]()
 
-    def delete_slowly(folder: Path, **options: bool) -> None:
+    def delete_slowly(folder: Path, ignore_errors: bool = False) -> None:
         (folder / USERS_FILE).unlink()
         if not entered:
             entered.append(SharedFolder(tmp_path, "items"))
             SharedBlock(entered[0].path / "rows", 64, lambda view: None)
-        delete(folder, **options)
+        delete(folder, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", delete_slowly)
     remove_unused(arena)

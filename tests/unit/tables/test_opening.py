@@ -148,10 +148,10 @@ def test_a_database_that_nobody_needs_has_another_name_before_its_first_file_is_
     left.mkdir()
     deleted, delete = [], shutil.rmtree
 
-    def open_meanwhile(folder: Path, **options: bool) -> None:
+    def open_meanwhile(folder: Path, ignore_errors: bool = False) -> None:
         assert not (tmp_path / "db" / "gone").exists() or folder == left
         deleted.append(folder)
-        delete(folder, **options)
+        delete(folder, ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", open_meanwhile)
     remove_unused_databases(tmp_path / "db")

@@ -23,11 +23,10 @@ from tests.unit.tables.updating import Log
 
 LEAST, MOST = -(2**63), 2**63 - 2  # of keys: the largest int64 stands for nothing in HPS
 KEYS = [0, 1, 255, 256, 65_536, 1_000_000_007, 2**62, -2, LEAST, MOST]  # zero bytes at either end, signs
-ITEMS = {key: (float(at), -0.0, 1.5 - at) for at, key in enumerate(KEYS)}
-USERS = {3: (2.0**-149, float("inf")), 4: (3.5, -1.0)}  # the smallest float32, and no number at all
-WIDTHS = {"items": 3, "users": 2}
-
 Table = dict[int, tuple[float, ...]]
+ITEMS: Table = {key: (float(at), -0.0, 1.5 - at) for at, key in enumerate(KEYS)}
+USERS: Table = {3: (2.0**-149, float("inf")), 4: (3.5, -1.0)}  # the smallest float32, and no number at all
+WIDTHS = {"items": 3, "users": 2}
 
 
 def packed(table: Table) -> dict[bytes, bytes]:
@@ -97,7 +96,7 @@ def test_what_rocksdb_reports_of_itself_does_not_grow_without_end(tmp_path, monk
 def test_updates_replace_rows_that_were_loaded_and_add_new_ones(tmp_path):
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"items": 3}, writable=True)
     store.bulk_load("items", *arrays(ITEMS))
-    updates = {256: (9.0, 8.0, 7.0), 77: (6.0, 5.0, 4.0)}
+    updates: Table = {256: (9.0, 8.0, 7.0), 77: (6.0, 5.0, 4.0)}
     store.update("items", Log().batch(*arrays(updates)), LogPosition.at({}))
     store.sync()
     store.close()

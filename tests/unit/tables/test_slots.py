@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, count
 from pathlib import Path
@@ -60,7 +61,7 @@ def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, 
     return make(block, sections, CODEC, block.view), {name: sections.view_array(block.view, name) for name in sections.specs}
 
 
-def rows_of(keys: np.ndarray, version: int = 0) -> np.ndarray:
+def rows_of(keys: Sequence[int] | np.ndarray, version: int = 0) -> np.ndarray:
     """Rows that tell their key and version, and whether they are whole: every column is the same number."""
     return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
 
@@ -189,12 +190,21 @@ def test_a_row_that_is_being_written_is_waited_for(kind, monkeypatch):
     table, keys = table_of(kind), np.arange(N_KEYS)
     put(table, keys)
     begun, paused, done = threading.Event(), threading.Event(), threading.Event()
-    monkeypatch.setattr(slots, "time", SimpleNamespace(sleep=lambda _: (paused.set(), done.wait(10))))
+
+    def pause(_seconds: float) -> None:
+        paused.set()
+        done.wait(10)
+
+    def begin() -> None:
+        begun.set()
+        paused.wait(10)
 
     def write() -> None:
         with table.writing():
-            table.overwrite(keys[:5], rows_of(keys[:5], version=1), between=lambda: (begun.set(), paused.wait(10)))
+            table.overwrite(keys[:5], rows_of(keys[:5], version=1), between=begin)
         done.set()
+
+    monkeypatch.setattr(slots, "time", SimpleNamespace(sleep=pause))
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -215,7 +225,9 @@ def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind):
         table.read(keys)
     n_rereads = 0
     for places in combinations(range(1, n_lines[0] + 1), 2):
-        writes = {place: partial(put, table, [5, 6], version) for version, place in enumerate(places, 1)}
+        writes: dict[int, Callable[[], None]] = {
+            place: partial(put, table, [5, 6], version) for version, place in enumerate(places, 1)
+        }
         put(table, [5, 6])
         with interrupted_at(writes, *MODULES) as n_run:
             rows, missing = table.read(keys)

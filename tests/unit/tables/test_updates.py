@@ -10,17 +10,20 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import encode_message
+from serving.tables.leveled import LeveledTables
 from serving.tables.store.tables import Rows
 from serving.tables.updates import publisher as publisher_module
 from serving.tables.updates import updater as updater_module
@@ -49,32 +52,10 @@ def broker(broker: MockBroker) -> MockBroker:
     return broker
 
 
-@dataclass(frozen=True)
-class SentMessage:
-    """As the consumer gives them."""
-
-    body: bytes
-    at: int
-    group: int = 0
-    failure: str | None = None
-
-    def value(self) -> bytes:
-        return self.body
-
-    def offset(self) -> int:
-        return self.at
-
-    def partition(self) -> int:
-        return self.group
-
-    def topic(self) -> str:
-        return "hps_et.rank.items"
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 0
-
-    def error(self) -> str | None:
-        return self.failure
+def make_message(body: bytes, offset: int, partition: int = 0, error: KafkaError | None = None) -> Message:
+    """Return a message as the consumer gives them."""
+    position: dict[str, Any] = {"topic": "hps_et.rank.items", "partition": partition, "offset": offset, "timestamp": (1, 0)}
+    return Message(**position, value=body, error=error)
 
 
 def test_a_message_at_fault_is_refused_alone(config, instances):
@@ -83,7 +64,7 @@ def test_a_message_at_fault_is_refused_alone(config, instances):
     updater = Updater(replace(config, updates=UpdateConfig()))
     good = [encode_message(np.array([7, 8]), versions([7, 8], version)) for version in (1, 2)]
     bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))]
-    updater.apply_table("items", [SentMessage(body, offset) for offset, body in enumerate(bodies)])
+    updater.apply_table("items", [make_message(body, offset) for offset, body in enumerate(bodies)])
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])).values, versions([7, 8], 2))
     assert tiers.read_metrics().tables["items"].updater.messages_rejected == 2
     updater.close()
@@ -94,11 +75,12 @@ def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instanc
     instances()
     updater = Updater(replace(config, updates=UpdateConfig()))
     updater.applier.shared["items"].ring.begun[0] = 3
-    sent = [SentMessage(encode_message(np.array([7]), versions([7], offset)), offset) for offset in range(5)]
-    other = SentMessage(sent[0].body, 0, group=1)
+    sent = [make_message(encode_message(np.array([7]), versions([7], offset)), offset) for offset in range(5)]
+    other = make_message(present(sent[0].value()), 0, partition=1)
     assert updater.take_whole([other, *sent[:2]]) == [other]
     assert updater.take_whole([]) == []
-    assert updater.take_whole([SentMessage(b"", 0, failure="broker: gone"), *sent[2:4]]) == sent[:4]
+    gone = KafkaError(KafkaError.BROKER_NOT_AVAILABLE, "broker: gone")
+    assert updater.take_whole([make_message(b"", 0, error=gone), *sent[2:4]]) == sent[:4]
     assert "broker: gone" in caplog.text
     assert updater.take_whole(sent[4:]) == sent[4:]
     updater.close()
@@ -108,10 +90,10 @@ def test_a_topic_that_is_made_again_is_read_from_its_new_beginning(config, insta
     tiers, updater = instances(), Updater(replace(config, updates=UpdateConfig()))
     for offsets in ((0, 1, 2), (0, 1)):
         for offset in offsets:
-            sent = SentMessage(encode_message(np.array([7]), versions([7], 10 * len(offsets) + offset)), offset)
+            sent = make_message(encode_message(np.array([7]), versions([7], 10 * len(offsets) + offset)), offset)
             updater.apply(updater.take_whole([sent]))
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7])).values, versions([7], 21))
-    ends_and_begins = [SentMessage(encode_message(np.array([7]), versions([7], 30 + at)), at) for at in (8, 9, 0, 1)]
+    ends_and_begins = [make_message(encode_message(np.array([7]), versions([7], 30 + at)), at) for at in (8, 9, 0, 1)]
     updater.apply(updater.take_whole(ends_and_begins))  # in one batch
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7])).values, versions([7], 31))
     assert updater.applier.shared["items"].ring.reached[0] == 2
@@ -140,6 +122,14 @@ def test_from_publisher_to_lookup(broker, config, instances):
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, versions(np.arange(ROWS), 4))
 
 
+def holds_version(tiers: LeveledTables, keys: np.ndarray, version: int) -> bool:
+    return bool((tiers.lookup("items", keys).values == versions(keys, version)).all())
+
+
+def has_applied_more(tiers: LeveledTables, rows: int) -> bool:
+    return applied(tiers) > rows
+
+
 def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instances):
     """What was committed to the brokers was true of the old one: a machine that lost its disk starts from the beginning."""
     config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
@@ -149,7 +139,7 @@ def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instance
     for _ in range(2):
         tiers = instances(config)
         with updating(config):
-            until(lambda tiers=tiers: (tiers.lookup("items", keys).values == versions(keys, 1)).all())
+            until(partial(holds_version, tiers, keys, 1))
         tiers.close()
         shutil.rmtree(config.rocksdb.path)
 
@@ -277,7 +267,7 @@ def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instanc
         publisher.publish("items", keys, versions(keys, latest))
         process = PROCESSES.Process(target=_update_for_ever, args=(config,))
         process.start()
-        until(lambda before=before: applied(tiers) > before)
+        until(partial(has_applied_more, tiers, before))
         for version in range(1, 40):
             some = rng.choice(ROWS, 50, replace=False)
             latest[some] = round_ * 100 + version
@@ -315,7 +305,7 @@ def test_a_topic_that_the_brokers_are_still_creating_is_waited_for(broker, monke
     class Early(Producer):
         looks = 0
 
-        def list_topics(self, topic, timeout):
+        def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
             metadata, self.looks = super().list_topics(topic, timeout), self.looks + 1
             if self.looks == 1:
                 metadata.topics[topic].partitions = {}
@@ -329,7 +319,7 @@ def test_a_topic_that_the_brokers_are_still_creating_is_waited_for(broker, monke
 
 def test_a_topic_that_lost_partitions_is_an_error_with_a_remedy(broker, monkeypatch):
     class Stale(Producer):
-        def list_topics(self, topic, timeout):
+        def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
             metadata = super().list_topics(topic, timeout)
             metadata.topics[topic].partitions = dict.fromkeys(range(8))
             return metadata

@@ -6,7 +6,7 @@ import fcntl
 import multiprocessing
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import WRITER_FILE
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
+from serving.tables.updates.applier import Applier
 from serving.tables.updates.updater import Updater
 
 ROWS, WIDTH = 300, 4
@@ -56,8 +57,14 @@ class Log:
         return Batch(keys, vectors, np.full(n, self.partition), np.full(n, self.length - 1))
 
 
-def versions(keys: np.ndarray, version: int | np.ndarray) -> np.ndarray:
+def versions(keys: Sequence[int] | np.ndarray, version: int | np.ndarray) -> np.ndarray:
     return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
+
+
+def has_drained(applier: Applier) -> bool:
+    """Let it write its backlogs. Return whether none is left."""
+    applier.drain()
+    return applier.behind == 0
 
 
 def applied(tiers: LeveledTables) -> int:

@@ -157,7 +157,12 @@ def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, 
     assert list(after_each_read) == []
     assert not applier.lost_rows
     assert [int(positions[0]) for positions in present(applier.redis).reached.values()] == [2, 2]
-    until(lambda: applier.check_redis() or applier.lost_rows)
+
+    def has_lost_rows() -> bool:
+        applier.check_redis()
+        return applier.lost_rows
+
+    until(has_lost_rows)
     assert [int(positions[0]) for positions in present(applier.redis).reached.values()] == [1, 1]
     applier.close()
 

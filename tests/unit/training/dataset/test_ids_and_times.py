@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from serving.contract.ids import ID_BITS, stable_id
+from tests.present import present
 from training.dataset.columns import Column
 from training.dataset.ids import assign_ids, convert_ids
 from training.dataset.times import parse_times
@@ -40,7 +41,7 @@ def test_colliding_texts_get_different_ids_whatever_the_order():
     ids = assign_ids(texts, narrow)
     assert len(set(ids.values())) == len(texts)
     assert ids == assign_ids(reversed(texts), narrow)
-    first_of = {}
+    first_of: dict[str, int] = {}
     for text in sorted(texts):  # the slow twin: the text that sorts first gets the first free id
         attempt = 0
         while narrow(text, attempt) in first_of.values():
@@ -69,7 +70,7 @@ def test_integers_stay_as_they_are(texts, expected):
 def test_one_text_makes_the_whole_column_text(text):
     (ids,), names = convert_ids([column("7", text, None)], allow_negative=True)
     assert ids.tolist() == [stable_id("7"), stable_id(text), 0]
-    assert sorted(names["name"]) == sorted(["7", text])
+    assert sorted(present(names)["name"]) == sorted(["7", text])
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_item_knn_equals_its_formula(neighbours):
     kept = np.zeros((12, 12))
     for i in range(12):
         similar = {j: dense[:, i] @ dense[:, j] / (norm[i] * norm[j] + 10.0) for j in range(12) if j != i}
-        for j in sorted(similar, key=similar.get, reverse=True)[:neighbours]:
+        for j in sorted(similar, key=similar.__getitem__, reverse=True)[:neighbours]:
             kept[i, j] = similar[j]
     np.testing.assert_allclose(fit_item_knn(log, neighbours, shrinkage=10.0)(np.arange(400)), dense @ kept.T, rtol=1e-5)
 
@@ -107,7 +107,7 @@ def test_all_four_are_fitted_and_better_than_popularity():
 
 def test_ease_says_why_it_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "GRAM_LIMIT", 10)
-    said = []
+    said: list[str] = []
     split = halves()
     assert "EASE" not in [b.name for b in fit_baselines(split, split, said.append)]
     assert said == ["EASE skipped: 60 users and 24 items. It takes at most 10 of one of them."]

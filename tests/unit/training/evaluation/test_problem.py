@@ -43,8 +43,9 @@ def test_entries_are_ones_however_often_a_user_met_an_item(dataset):
 
 def test_where_repeats_are_served_it_is_known_how_often_users_took_an_item(dataset):
     for split in (make_problem(dataset, filter_seen=False).test, make_problem(dataset, filter_seen=False).validation):
-        assert (split.times > 0).toarray().tolist() == (split.positives > 0).toarray().tolist()
-        assert present(split.times).max() > 1
+        times, positives = present(split.times).toarray(), split.positives.toarray()
+        assert (times > 0).tolist() == (positives > 0).tolist()
+        assert times.max() > 1
 
 
 def ids(problem, row) -> set[int]:

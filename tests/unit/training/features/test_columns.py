@@ -6,9 +6,9 @@ import pytest
 
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import Ragged
-from training.features.columns import concatenate, make_frame, make_raw_column, make_raw_values, take_rows
+from training.features.columns import RawColumn, concatenate, make_frame, make_raw_column, make_raw_values, take_rows
 
-COLUMNS = {
+COLUMNS: dict[str, RawColumn] = {
     "integer": np.array([3, MISSING_INT, 2**60 + 1]),
     "string": np.array(["a", None, "ü"], object),
     "continuous": np.array([0.5, np.nan, -1e300]),

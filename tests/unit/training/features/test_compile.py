@@ -7,8 +7,8 @@ from nvtabular import Dataset, Workflow, ops
 
 from serving.contract.errors import ExportError
 from serving.contract.tensors import MISSING_INT, OOV_ROW
-from serving.stages.features.encode import FIRST_ROW, Ragged
-from training.features.columns import make_frame
+from serving.stages.features.encode import FIRST_ROW, CategoryColumn, NumberColumn, Ragged
+from training.features.columns import RawColumn, make_frame
 from training.features.compile import compile_workflow
 from training.features.operators import Categories
 from training.features.parity import draw_hard_sample, replay, transform
@@ -59,7 +59,8 @@ def test_plan_equals_nvtabular_on_random_tables(seed, tmp_path):
     workflow = fit_workflow(side, MemoryRows(make_frame(columns), tmp_path), settings)
     plan = compile_workflow(workflow)
     report = replay(workflow, plan, columns, rng)
-    assert report["columns"].keys() == {c.name for c in (*plan.categorical, *plan.continuous, *plan.lists)}
+    encoded: tuple[CategoryColumn | NumberColumn, ...] = (*plan.categorical, *plan.continuous, *plan.lists)
+    assert report["columns"].keys() == {column.name for column in encoded}
     assert len(report["columns"]) == 9
     assert report["max_difference"] <= 1e-6
     assert report["rows"] >= 400
@@ -70,7 +71,7 @@ def test_reserved_rows_and_first_row_are_nvtabulars(tmp_path):
     frame = make_frame({"c": np.array([7, 7, 7, 8, 8, MISSING_INT])})
     workflow = Workflow(["c"] >> ops.Categorify(out_path=str(tmp_path)))
     workflow.fit(Dataset(frame, cpu=True))
-    asked = {"c": np.array([7, 8, 9, MISSING_INT])}
+    asked: dict[str, RawColumn] = {"c": np.array([7, 8, 9, MISSING_INT])}
     assert transform(workflow, asked)["c"].tolist() == [FIRST_ROW, FIRST_ROW + 1, OOV_ROW, 1]
     assert compile_workflow(workflow)(asked).categorical[:, 0].tolist() == [FIRST_ROW, FIRST_ROW + 1, OOV_ROW, 1]
 

@@ -42,7 +42,7 @@ def state_of_three() -> UserState:
 def test_derive_names_every_column_and_leaves_what_is_unknown_missing():
     context = {"store": np.array([7, MISSING_INT, 7]), "temperature": np.array([1, np.nan, 2], np.float32)}
     columns = derive(state_of_three(), context, 10 * DAY)
-    expected = {
+    expected: dict[str, list[float]] = {
         "user_id": [1, 2, 3],
         "favourite_category_1": [5, MISSING_INT, MISSING_INT],
         "favourite_category_2": [4, MISSING_INT, MISSING_INT],

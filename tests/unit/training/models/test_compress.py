@@ -23,7 +23,7 @@ def test_a_ranker_that_keeps_enough_is_served_as_the_settings_name_it(lesson, co
 
 @pytest.mark.parametrize("compression", ["distilled", "pruned", "int8"])
 def test_a_student_that_learned_too_little_is_not_served(lesson, compression):
-    messages = []
+    messages: list[str] = []
     untaught = replace(SHORT, learning_rate=0.0)
     assert compress(lesson, compression, untaught, report=messages.append) is lesson.teacher
     assert messages[-1] == "distilled ranker: that is too little, the DLRM itself is served"
@@ -46,7 +46,7 @@ def measure_quality(ranker, requests: Requests) -> float:
 def test_where_a_ranker_keeps_too_little_the_one_before_it_is_served(lesson):
     student = replace(lesson.teacher, compression="distilled")
     worse = replace(lesson.teacher, blend=-50.0, compression="int8")
-    messages = []
+    messages: list[str] = []
     assert choose(student, lesson.teacher, lesson, messages.append) is student
     assert choose(worse, student, lesson, messages.append) is student
     assert messages[-1] == "int8 ranker: that is too little, the distilled one is served"

@@ -76,11 +76,11 @@ def test_the_exports_settings_say_which_student_ranks(chosen, taught_width, stud
 
 @pytest.mark.parametrize(("width", "served"), [(0, 16), (8, 8)])
 def test_without_compression_the_ranker_itself_is_as_wide_as_the_tables(width, served):
-    settings = Settings(ranker={"compression": "none", "width": width})
+    settings = Settings.model_validate({"ranker": {"compression": "none", "width": width}})
     found = choose_ranking_settings(settings)
     assert (found.compression, found.ranker.width, settings.table_width) == ("none", served, served)
 
 
 def test_a_ranker_of_hugectrs_is_served_as_it_is():
-    settings = Settings(hugectr={"model": "somewhere"})
+    settings = Settings.model_validate({"hugectr": {"model": "somewhere"}})
     assert (choose_ranking_settings(settings).compression, settings.table_width) == ("none", 16)

@@ -115,8 +115,8 @@ def test_onnx_agrees_at_any_number_of_requests_and_candidates(tmp_path):
 @pytest.mark.parametrize("layers", [{"bottom": (), "top": (5,)}, {"bottom": (7, 6), "top": (9, 8, 3)}], ids=["shallow", "deep"])
 @pytest.mark.parametrize("folded", [True, False], ids=["folded", "standardising"])
 def test_the_graph_is_the_network_whatever_its_shape(tmp_path, n_user, n_item, layers, folded):
-    tables = [{f"{side}{n}": 5 for n in range(count)} for side, count in (("u", n_user), ("i", n_item))]
-    shape = Shape(*tables, user_numbers=2, pair_numbers=3, width=4, **layers)
+    user_tables, item_tables = ({f"{side}{n}": 5 for n in range(count)} for side, count in (("u", n_user), ("i", n_item)))
+    shape = Shape(user_tables, item_tables, user_numbers=2, pair_numbers=3, width=4, **layers)
     network = random_network(shape=shape)
     if folded:
         network.fold()

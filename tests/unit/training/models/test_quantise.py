@@ -65,7 +65,7 @@ def test_measuring_computes_as_the_network_in_float32():
 
 
 def test_quantising_keeps_the_students_order(lesson, student):
-    said = []
+    said: list[str] = []
     got = quantise(lesson, student, STUDENT, report=said.append, most_lost=1.0)
     assert got.compression == "int8"
     assert len(said) == 1
@@ -74,7 +74,7 @@ def test_quantising_keeps_the_students_order(lesson, student):
 
 
 def test_what_loses_too_much_is_trained_in_int8(lesson, student):
-    said = []
+    said: list[str] = []
     got = quantise(lesson, student, STUDENT, report=said.append, most_lost=-1.0)
     assert said[-1].startswith("int8 ranker: epoch 6 of 6")
     after = quantise_after_training(lesson, student, STUDENT)
@@ -89,8 +89,8 @@ def test_what_loses_too_much_is_trained_in_int8(lesson, student):
 def test_training_in_int8_regains_what_coarse_steps_lost(lesson, student):
     coarse = quantise_after_training(lesson, student, STUDENT)
     with torch.no_grad():
-        for ends in (coarse.model.network.lowest, coarse.model.network.highest):
-            ends *= 30
+        for ends in ("lowest", "highest"):
+            coarse.model.network.get_buffer(ends).mul_(30)
     trained = train_in_int8(lesson, coarse, STUDENT, **QUIET)
     shares = lesson.imitated_validation.taken
     before, after, unrounded = (

@@ -246,16 +246,16 @@ def requests_of(fitted: Fitted) -> dict[str, np.ndarray]:
 
 
 def test_a_staged_index_is_widened_until_requests_find_enough(fitted, staged):
-    trials = widen_search(*staged, requests_of(fitted), fixed=False)
+    trials = widen_search(staged[0], staged[1], requests_of(fitted), fixed=False)
     assert trials[-1].recall_lower_bound >= WANTED_RECALL > trials[0].recall
     assert extract_inverted_file(faiss.read_index(str(staged[1] / INDEX_FILE))).nprobe == trials[-1].effort
 
 
 def test_a_set_effort_that_finds_too_little_is_refused(fitted, staged):
     with pytest.raises(ExportError, match=r"lower bound 0\.\d+.*at effort 1\. Expected 0\.98\. Set a larger compute"):
-        widen_search(*staged, requests_of(fitted), fixed=True)
+        widen_search(staged[0], staged[1], requests_of(fitted), fixed=True)
 
 
 def test_a_catalogue_without_an_index_needs_no_effort(fitted, staged):
     save_stage(staged[1], fitted, exact_up_to=20_000)
-    assert widen_search(*staged, requests_of(fitted), fixed=False) == []
+    assert widen_search(staged[0], staged[1], requests_of(fitted), fixed=False) == []

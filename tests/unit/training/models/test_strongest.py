@@ -15,7 +15,7 @@ def test_against_one_row_at_a_time(count):
     columns, values = select_strongest(sp.csr_matrix(dense), count)
     assert (columns.shape, columns.dtype, values.dtype) == ((40, count), np.int32, np.float32)
     for row, own in enumerate(dense):
-        expected = sorted(np.flatnonzero(own), key=lambda column, own=own: (-own[column], column))[:count]
+        expected = [column for _, column in sorted((-value, column) for column, value in enumerate(own) if value)][:count]
         assert columns[row].tolist() == [*expected, *[25] * (count - len(expected))]
         assert values[row].tolist() == [*own[expected].tolist(), *[0.0] * (count - len(expected))]
 

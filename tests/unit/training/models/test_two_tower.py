@@ -61,7 +61,7 @@ def test_untrained_towers_are_what_they_begin_as():
     rng, model = np.random.default_rng(1), towers()
     sides = rng.normal(size=(2, N_ITEMS, WIDTH - 1)).astype(np.float32)
     appeal = rng.normal(size=N_ITEMS).astype(np.float32)
-    model.initialise(*sides, appeal)
+    model.initialise(sides[0], sides[1], appeal)
     users, _ = examples(20)
     scores = vectors_of(model, users) @ item_vectors_of(model).T
     weights = compute_recency_weights(users.history_positions, N_ITEMS)
@@ -95,7 +95,7 @@ def test_training_finds_the_blocks_and_is_seeded():
     users, targets = examples(2_000)
     settings = TowerSettings(width=WIDTH, epochs=5, batch=64, negatives=12)
     models = [towers(), towers()]
-    said = []
+    said: list[str] = []
     for model in models:
         train_towers(model, users, targets, np.arange(2_000) // 10, settings, seed=3, say=said.append)
     fresh, wanted = examples(300, seed=9)
@@ -125,7 +125,8 @@ def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
     users, _ = examples(1_000)
     targets = np.random.default_rng(5).integers(0, N_ITEMS, 1_000)
     settings = TowerSettings(width=WIDTH, epochs=50, batch=64, negatives=24, patience=3)
-    model, said = towers(), []
+    model = towers()
+    said: list[str] = []
     train_towers(model, users, targets, np.arange(1_000) // 5, settings, seed=3, say=said.append)
     losses = [float(line.rsplit(" ", 1)[1]) for line in said]
     assert len(losses) < settings.checks  # it ended early

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -103,7 +103,9 @@ def test_known_values_keep_their_vectors_and_new_ones_get_that_of_unknown_ones(g
 
 def test_ranker_and_student_take_fewer_epochs_from_their_own_weights(generations, scratch, kept):
     _, now = generations
-    start, said, of_scratch = partial(start_ranker, kept, now.features), [], []
+    start = partial(start_ranker, kept, now.features)
+    said: list[str] = []
+    of_scratch: list[str] = []
     ranker = now.train(start, report=said.append)
     now.train(settings=replace(SETTINGS, epochs=1), report=of_scratch.append)
     assert ranker.started
@@ -161,12 +163,13 @@ def test_a_ranker_whose_numbers_are_others_is_learned_from_scratch(scratch, kept
 
 def test_an_imported_ranker_keeps_no_weights(generations, first, tmp_path):
     """No generation trains what HugeCTR trained, so none would start from it."""
-    retriever = SimpleNamespace(retriever=SimpleNamespace(sequence=None))
+    retriever: Any = SimpleNamespace(retriever=SimpleNamespace(sequence=None))  # all that is read of it
     imported = replace(first, quality=first.quality | {"imported": 1.0})
     kept = {}
     for name, ranker in (("imported", imported), ("trained", first)):
         learning = Learning(None, tmp_path / name, 1)
-        keep_weights(learning, generations[0].features, None, retriever, SimpleNamespace(ranker=ranker))
+        ranking: Any = SimpleNamespace(ranker=ranker)
+        keep_weights(learning, generations[0].features, None, retriever, ranking)
         kept[name] = sorted(path.name for path in learning.keep_in.iterdir())
     assert kept == {"imported": [], "trained": ["ranker.npz", "student.npz"]}
 

@@ -42,7 +42,7 @@ def popularity_retrieve(features, events):
     """Return a retriever of known behaviour: it gives the most popular items that the user has not met in `events`."""
     positions = features.items.find_positions(events["item_id"].to_numpy())
     counts = np.bincount(positions, minlength=features.items.n_items).astype(np.float32)
-    met = {user: set() for user in events["user_id"]}
+    met: dict[int, set[int]] = {user: set() for user in events["user_id"]}
     for user, position in zip(events["user_id"], positions, strict=True):
         met[user].add(position)
 

@@ -168,7 +168,7 @@ def test_earlier_fallbacks_stay_visible(trained):
     ranked = trained.rank(inputs)
     np.testing.assert_array_equal(ranked["lineage"], [[GENERATION, 0], [GENERATION, Degraded.RETRIEVE]])
     served = trained.rerank({**inputs, **ranked})
-    np.testing.assert_array_equal(served["degraded"], [[0], [Degraded.RETRIEVE]])
+    np.testing.assert_array_equal(served["degraded"], [[0], [int(Degraded.RETRIEVE)]])
     np.testing.assert_array_equal(served["generation"], GENERATION)
 
 

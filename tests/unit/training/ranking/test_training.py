@@ -186,7 +186,8 @@ def test_who_validates_in_another_generation_does_not_teach_in_visits(requests_m
 
 def test_requests_without_events_are_not_counted_again(trained, requests_made):
     """Rows of tables are rare, or not, by the number of different requests."""
-    teaching, without_events, validation = hold_out(*requests_made, 0.3)
+    by_moment, in_visits = requests_made
+    teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
     tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
     settings = replace(SETTINGS.ranker, epochs=1, min_examples_per_row=4)
     once, twice = (
@@ -201,7 +202,8 @@ def test_requests_without_events_are_not_counted_again(trained, requests_made):
 
 
 def test_requests_before_a_visit_teach_with_and_without_live_events(requests_made):
-    teaching, without_events, validation = hold_out(*requests_made, 0.3)
+    by_moment, in_visits = requests_made
+    teaching, without_events, validation = hold_out(by_moment, in_visits, 0.3)
     for kind, expected in ((teaching, 1.0), (without_events, 0.0)):
         for requests in kind:
             assert (requests.cross[..., LIVE - N_FEATURES][requests.valid] == expected).all()
