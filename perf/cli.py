@@ -24,6 +24,7 @@ from perf.load import schedule
 from perf.load.analyzer import require_transport
 from perf.load.open_loop import PARTS
 from perf.report import tables
+from perf.report.notes import write_notes
 from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, read_machine, summarise, to_json_line
 from perf.target import serve
 from serving.contract.errors import ConfigError, DataError
@@ -184,7 +185,7 @@ def gate(
 
 def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
     """Write the report, print tables and verdict, and the JSON line, always last."""
-    from perf.report.page import write_notes, write_report  # draws: what it imports takes seconds
+    from perf.report.page import write_report  # draws: what it imports takes seconds
 
     document = summarise(run)
     verdicts = slo.judge(bounds, document)

@@ -11,12 +11,12 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from perf.report import plots, tables
+from perf.report.notes import write_notes
 from perf.report.results import Run, summarise
 from perf.slo import Verdict
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 REPORT_FILE = "report.html"
-NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else when the run began
 
 
 def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
@@ -66,32 +66,6 @@ def make_tiles(run: Run) -> list[dict[str, str]]:
         ("memory_mib", "{:,.0f} MiB", "all server processes"),
     )
     return [{"value": form.format(document[key]), "what": what} for key, form, what in figures if key in document]
-
-
-def write_notes(run: Run) -> list[str]:
-    """Return sentences that a reader needs to trust the figures, or not."""
-    notes = []
-    if run.machine.load_before > NOISY_LOAD * run.machine.cores:
-        notes.append(
-            f"The machine was busy when this run began (load average {run.machine.load_before:.1f} on {run.machine.cores} "
-            "cores): trust ratios, not times."
-        )
-    if run.floor_p50_ms is not None:
-        notes.append(
-            f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
-        )
-    if run.differing_answers:
-        notes.append(
-            f"The server does not answer as in process ({run.differing_answers}): the ratios between them do not "
-            "count. A cache of answers may explain it; otherwise export again."
-        )
-    elif run.compared_under_load:
-        notes.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
-    elif not run.comparable:
-        notes.append("No answer was compared with one computed in process, because rows are updated while they are served.")
-    if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
-        notes.append("No model has priorities (`priority_levels`): interactive and bulk requests were served alike.")
-    return notes
 
 
 def _save_picture(name: str, figure: Figure, folder: Path) -> dict[str, str]:

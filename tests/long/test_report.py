@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from perf import cli, slo
 from perf.report import plots, tables
-from perf.report.page import write_notes, write_report
+from perf.report.notes import write_notes
+from perf.report.page import write_report
 from perf.report.results import summarise
 from tests.unit.perf.conftest import stage_times
 

@@ -8,7 +8,7 @@ import pytest
 
 from perf import answers
 from perf.report import results
-from perf.report.page import write_notes
+from perf.report.notes import write_notes
 from perf.report.results import find_latest_run, hash_configs, load_run, summarise, to_json_line
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import STAGES
