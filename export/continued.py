@@ -237,13 +237,11 @@ def note_overridden(
     count = int(differs.any(axis=1).sum())
     if not count:
         return []
-    oldest_ms = min(
-        set_ms[row].get(column, 0) for row in known.tolist() for column in differs.columns[differs.loc[row].to_numpy()]
-    )
-    oldest = time.strftime("on %Y-%m-%d", time.gmtime(oldest_ms / 1_000)) if oldest_ms else "before times were kept"
+    oldest_ms = min(set_ms[row][column] for row in known.tolist() for column in differs.columns[differs.loc[row].to_numpy()])
+    oldest = time.strftime("%Y-%m-%d", time.gmtime(oldest_ms / 1_000))
     return [
-        f"{name} with values from upsert that differ from the data set's: {count:,}, the oldest set {oldest}. Those of upsert "
-        f"are used. To use the data set's, send them by upsert too{remedy}"
+        f"{name} with values from upsert that differ from the data set's: {count:,}, the oldest set on {oldest}. Those of "
+        f"upsert are used. To use the data set's, send them by upsert too{remedy}"
     ]
 
 

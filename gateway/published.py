@@ -73,8 +73,7 @@ class Published:
         path = repo / ENSEMBLE / str(generation) / POPULAR_FILE
         try:
             popular = tuple(map(int, json.loads(path.read_text())))
-            by_context_path = path.with_name(POPULAR_BY_CONTEXT_FILE)
-            by_context = json.loads(by_context_path.read_text()) if by_context_path.exists() else {}  # not in older exports
+            by_context = json.loads(path.with_name(POPULAR_BY_CONTEXT_FILE).read_text())
         except (OSError, ValueError, TypeError) as error:
             raise ArtifactError(
                 f"{path} cannot be read: {error}. A gateway answers with these items when no server does. "

@@ -157,8 +157,6 @@ def from_table(table: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, Event
     for name in NUMBERS:
         headers[name] = table[name].to_numpy()
     for name, flag in FLAGS.items():
-        if name not in table.column_names:  # written by an earlier version
-            continue
         headers["flags"] |= np.where(table[name].to_numpy(), flag, 0).astype(np.uint16)
     texts = [table[name].to_pylist() for name in BYTES.values()]
     for name, values in zip(BYTES.values(), texts, strict=True):

@@ -243,7 +243,7 @@ def read_removed_ms(folder: Path) -> int:
 def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
     """Return the log of a live store's folder as one table, oldest first, without files written before `from_ms`.
 
-    from_ms: unix milliseconds; the table may hold some earlier answers too. Columns that an old file lacks are null.
+    from_ms: unix milliseconds; the table may hold some earlier answers too.
 
     Raises ArtifactError for a file that cannot be read.
     """

@@ -42,19 +42,14 @@ def show_columns(change: Change) -> None:
         return
     table = Table("column", "value", "set")
     for name, value in sorted(change.columns.items()):
-        table.add_row(name, json.dumps(value, ensure_ascii=False), format_set_time(change.set_ms.get(name)))
+        table.add_row(name, json.dumps(value, ensure_ascii=False), format_time(change.set_ms[name]))
     out.print(table)
 
 
 def describe_oldest(changes: Iterable[Change]) -> str:
     """Return when the oldest of the columns that upsert set was set, to be added to a count; "" without any."""
-    times_ms = [change.set_ms.get(name, 0) for change in changes for name in change.columns]
-    return f", the oldest column {format_set_time(min(times_ms))}" if times_ms else ""
-
-
-def format_set_time(set_ms: int | None) -> str:
-    """Return when a column was set, unix milliseconds; None and 0 for one of a store that kept no times yet."""
-    return format_time(set_ms) if set_ms else "at an unknown time"
+    times_ms = [change.set_ms[name] for change in changes for name in change.columns]
+    return f", the oldest column {format_time(min(times_ms))}" if times_ms else ""
 
 
 def format_time(time_ms: int) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 
 from live.archive import read_log
 from serving.contract.errors import ConfigError
-from serving.live.changes import SetColumns
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import ARCHIVE, PROGRESS, Progress, Store, open_store
@@ -106,13 +105,8 @@ def count_differences(one: Store, other: Store, name: str) -> int:
 
 
 def read_pairs(txn: lmdb.Transaction, name: str) -> set[tuple[bytes, bytes]]:
-    """Return all (key, value) pairs of a database; of `changes`, only the latest of each item and user, which alone matter.
-
-    Those of `columns` are without their times, which older stores do not have.
-    """
+    """Return all (key, value) pairs of a database; of `changes`, only the latest of each item and user, which alone matter."""
     pairs = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
-    if name == "columns":
-        pairs = [(key, SetColumns(SetColumns.unpack(value).columns, {}).pack()) for key, value in pairs]
     return set({value: (key, value) for key, value in pairs}.values()) if name == "changes" else set(pairs)
 
 

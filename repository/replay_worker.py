@@ -7,8 +7,6 @@ exit code is 3.
 """
 
 import sys
-from functools import partial
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +22,7 @@ def main(repository: str, generation: str, code: str, inputs_file: str, outputs_
     with np.load(inputs_file, allow_pickle=False) as file:
         inputs = {name: file[name].astype(object) if file[name].dtype.kind == "S" else file[name] for name in file.files}
     try:
-        load = Pipeline.load
-        if "as_exported" in signature(load).parameters:  # which older code does not know
-            load = partial(load, as_exported=True)
-        outputs = load(Path(repository), int(generation))(inputs)
+        outputs = Pipeline.load(Path(repository), int(generation), as_exported=True)(inputs)
     except RecommenderError as error:
         print(" ".join(str(error).split()))
         return REFUSED

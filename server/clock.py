@@ -36,7 +36,7 @@ def describe_wrong_clock(repo: Path) -> str:
 def read_generation_clock_s(repo: Path) -> int:
     """Return the time of the newest event that the pinned generation learned from, unix seconds; 0 where it cannot be read."""
     try:
-        return read_stage(find_stage_folder(repo, STAGES[1], read_pinned_generation(repo))).settings.get("as_of_s", 0)
+        return read_stage(find_stage_folder(repo, STAGES[1], read_pinned_generation(repo))).settings["as_of_s"]
     except RecommenderError:  # what starts or checks the repository says why
         return 0
 

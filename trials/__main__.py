@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from math import isfinite, isnan
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -98,9 +98,6 @@ def format_cells(summary: Summary) -> list[str]:
 @app.command()
 def compare(
     experiment: Annotated[str, typer.Argument(help="name of the experiment")],
-    share: Annotated[
-        float | None, typer.Option(help="share of users that the challenger should have; without, as logged", min=0, max=1)
-    ] = None,
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
@@ -108,7 +105,7 @@ def compare(
 
     Only the answers since its start or the last change of its share are compared, as by the guard.
     """
-    champion, challenger, logged_share = sum_arms(read_shown(find_log(repo), experiment))
+    champion, challenger, share = sum_arms(read_shown(find_log(repo), experiment))
     counts, users = [arm["ctr"].count for arm in (champion, challenger)], (champion["ctr"].users, challenger["ctr"].users)
     if not min(counts):
         raise TrialError(
@@ -116,9 +113,6 @@ def compare(
             "some of both. Wait for more; only A/B tests have these arms, python -m trials progress shows any experiment."
         )
     comparisons = {metric: compare_arms(champion[metric], challenger[metric]) for metric in METRICS}
-    share = logged_share if share is None else share
-    if isnan(share):
-        raise TrialError("An older version logged the answers without the share of their arm. Name it with --share.")
     wrong_split = has_wrong_split(users, (1 - share, share))
     if as_json:
         found = {metric: describe_comparison(comparison) for metric, comparison in comparisons.items()}
@@ -140,7 +134,7 @@ def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]
 
 
 def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm], dict[str, Arm], float]:
-    """Return the sums of champion and challenger by metric, and the logged share of the challenger, NaN if there is none.
+    """Return the sums of champion and challenger by metric, and the share of the challenger, NaN if it has no answer.
 
     Of each answer, only its arm, its user and its rewards stay in memory.
     """

@@ -50,7 +50,7 @@ class Feedback:
     users: np.ndarray  # int64 [answers], numbers from 0; each anonymous answer has its own
     arms: np.ndarray  # str [answers]
     experiments: np.ndarray  # str [answers]
-    assignments: np.ndarray  # float64 [answers], probability with which the user met the arm; NaN where it is not logged
+    assignments: np.ndarray  # float64 [answers], probability with which the user met the arm
     degraded: np.ndarray  # bool [answers]
     shown: np.ndarray  # bool [answers, K]
     teams: np.ndarray  # int8 [answers, K], -1 without

@@ -34,7 +34,7 @@ def read_shown(
     wanted, share = (pc.field("arm") != SHADOW_ARM) & (pc.field("time_ms") >= since_ms), None
     if experiment:
         wanted &= pc.field("experiment") == experiment
-        share = find_latest_share(read_latest(folder, wanted & pc.field("assignment").is_valid(), 1, since_ms))
+        share = find_latest_share(read_latest(folder, wanted, 1, since_ms))
     if generation is not None:
         wanted &= pc.field("generation") == generation
     found = False

@@ -65,7 +65,7 @@ def measure_split(exposures: pa.Table, share: float | None = None) -> Split | No
 
 
 def take_latest_share(exposures: pa.Table) -> pa.Table:
-    """Return the answers under the share that the latest answer has; all of a log that does not know the shares.
+    """Return the answers under the share that the latest answer has.
 
     exposures: those that one experiment showed, without shadows
     """
@@ -74,8 +74,7 @@ def take_latest_share(exposures: pa.Table) -> pa.Table:
 
 
 def find_latest_share(exposures: pa.Table) -> float | None:
-    """Return the challenger's share when the latest answer was given; None where no answer was logged with its share."""
-    exposures = exposures.filter(pc.is_valid(exposures["assignment"]))
+    """Return the challenger's share when the latest answer was given; None without any answer."""
     if not len(exposures):
         return None
     latest = pc.index(exposures["time_ms"], pc.max(exposures["time_ms"])).as_py()
@@ -89,6 +88,6 @@ def take_share(exposures: pa.Table, share: float) -> pa.Table:
 
 
 def compute_shares(exposures: pa.Table) -> pa.ChunkedArray:
-    """Return the share of the challenger when each answer was given, float64 [answers]; null where it was not logged."""
+    """Return the share of the challenger when each answer was given, float64 [answers]."""
     is_champion, assignments = pc.equal(exposures["arm"], CHAMPION_ARM), exposures["assignment"]
     return pc.if_else(is_champion, pc.subtract(1.0, assignments), assignments)

@@ -167,10 +167,8 @@ def pair_answers(
     width = max(feedback.item_ids.shape[1], *map(len, lists))
     judged_ids = pad_rows(pa.chunked_array([pa.array(lists, pa.list_(pa.int64()))]), width, PAD_ID, np.int64)
     shown_ids = pad_rows(shown["item_ids"], width, PAD_ID, np.int64)
-    logged = shown["propensities"]
-    propensities = pad_rows(logged, width, np.nan, np.float64)
-    past_end = np.arange(width) >= pc.list_value_length(shown["item_ids"]).to_numpy()[:, None]
-    propensities[past_end & logged.is_valid().to_numpy()[:, None]] = 1.0  # older versions logged none at all
+    propensities = pad_rows(shown["propensities"], width, np.nan, np.float64)
+    propensities[np.arange(width) >= pc.list_value_length(shown["item_ids"]).to_numpy()[:, None]] = 1.0
     known = propensities > 0
     weights = compute_importance_weights(
         (known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0)

@@ -85,9 +85,7 @@ def refuse_foreign(target: Path) -> None:
 
 
 def read_layers(path: Path) -> DlrmLayers:
-    """Read the ranker's weights. Raises ExportError for a generation of a version that did not publish them."""
-    if not path.is_file():
-        raise ExportError(f"{path} is missing: this generation was exported by an older version. Export the data set again.")
+    """Read the ranker's weights."""
     with np.load(path, allow_pickle=False) as file:
         return make_layers({name: file[name] for name in file.files})
 

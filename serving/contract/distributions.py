@@ -107,13 +107,11 @@ def write_references(folder: Path, references: list[Reference]) -> None:
 
 
 def read_references(folder: Path) -> list[Reference]:
-    """Return the references in a folder, none where it has no such file, or one of an older version. Raises ArtifactError."""
+    """Return the references in a folder, none where it has no such file. Raises ArtifactError."""
     if not (folder / REFERENCES_FILE).is_file():
         return []
     try:
         entries: list[dict[str, Any]] = read_json(folder, REFERENCES_FILE)["features"]
-        if not all("psi_bounds" in entry for entry in entries):
-            return []
         for entry in entries:
             entry.update({name: tuple(value) for name, value in entry.items() if isinstance(value, list)})
         return [Reference(**entry) for entry in entries]

@@ -58,6 +58,6 @@ class CatalogueTimes:
         """Read the times from a stage's folder; None where the catalogue has none. Raises ArtifactError."""
         if not (folder / f"{FILE}.json").exists():
             return None
-        columns = read_json(folder, f"{FILE}.json").get("columns", [])
+        columns = read_json(folder, f"{FILE}.json")["columns"]
         item_ids, updated_s = open_checked_array(folder, FILE, "int64", 2, None)
         return cls(item_ids, updated_s, frozenset(columns))

@@ -1,7 +1,7 @@
 """Keep the columns that `upsert` set of an item or a user, each with the time when it arrived, and forget them.
 
-A record is a JSON object of columns, with the times under the key TIMES. Records of older stores have no times: their columns
-count as older than everything. An item whose columns were all forgotten keeps an empty record, which `upsert` never writes.
+A record is a JSON object of columns, with the times under the key TIMES. An item whose columns were all forgotten keeps an
+empty record, which `upsert` never writes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ TIMES = ""  # no column has this name
 
 
 class SetColumns(NamedTuple):
-    """Columns by name, and when each was set, unix milliseconds; a column without a known time is missing in `set_ms`."""
+    """Columns by name, and when each was set, unix milliseconds."""
 
     columns: dict
     set_ms: dict[str, int]
 
     def find_older(self, before_ms: int) -> list[str]:
-        """Return the names of the columns that were set before a moment, or at an unknown time."""
-        return [name for name in self.columns if self.set_ms.get(name, 0) < before_ms]
+        """Return the names of the columns that were set before a moment."""
+        return [name for name in self.columns if self.set_ms[name] < before_ms]
 
     def pack(self) -> bytes:
-        record = self.columns | ({TIMES: self.set_ms} if self.set_ms else {})
-        return json.dumps(record, sort_keys=True).encode()
+        return json.dumps(self.columns | {TIMES: self.set_ms}, sort_keys=True).encode()
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview | None) -> SetColumns:
-        record = json.loads(bytes(packed or b"{}"))
-        set_ms = record.pop(TIMES, {})
+        if not packed:
+            return cls({}, {})
+        record = json.loads(bytes(packed))
+        set_ms = record.pop(TIMES)
         return cls(record, set_ms)
 
 

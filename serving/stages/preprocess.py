@@ -62,8 +62,7 @@ class PreprocessInputs:
         """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
         categories = open_checked_array(folder, "item_category", "int32", items.n_items + 1)
-        interests = tuple(info.settings.get("interests", ()))  # not in older exports
-        kept = {"interests": interests, "repeats": info.settings.get("repeats", False)}
+        kept = {"interests": tuple(info.settings["interests"]), "repeats": info.settings["repeats"]}
         return cls(info.context, store, store, items, categories, Content.load(folder), **kept)
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
@@ -154,7 +153,7 @@ class Preprocess:
         found = (len(plan.categorical), len(plan.continuous), inputs.embedded.history_length)
         if stated != found:
             raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
-        return cls(info, inputs, plan, DriftWindow.load(folder, plan.names, len(plan.categorical)))
+        return cls(info, inputs, plan, DriftWindow.load(folder, len(plan.categorical)))
 
     def with_live(self, reader: Reader) -> Preprocess:
         """Return the stage with a live store attached."""

@@ -253,7 +253,7 @@ class Rank:
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
         trends = ItemTrends.load(folder, inputs.items, inputs.item_numbers, settings.as_of_s)
         best_items = choose_watched(inputs, plan, trends)
-        drift = DriftWindow.load(folder, best_items.names, len(best_items.categorical), "best_items")
+        drift = DriftWindow.load(folder, len(best_items.categorical), "best_items")
         rows = EmbeddingRows.load(folder, info, inputs, as_exported)  # last, because nothing would close it after an error
         outputs = RankOutputs(settings.blend)
         return cls(info, inputs, rows, network, outputs, best_items, content, plan, trends, learned, drift)

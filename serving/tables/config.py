@@ -94,7 +94,6 @@ class UpdateConfig:
 
     brokers: str = "127.0.0.1:9092"
     update_filters: tuple[str, ...] = (".+",)
-    poll_timeout_ms: int = 100
     max_batch_size: int = 8192  # messages
     max_commit_interval: int = 32  # batches
 

@@ -35,7 +35,7 @@ def exported(tmp_path_factory):
 def info(features, **axes) -> StageInfo:
     plan = features.user_plan
     sizes = {"history": H, "user_categorical": len(plan.categorical), "user_continuous": len(plan.continuous)} | axes
-    return StageInfo("preprocess", 7, Axes(**sizes), features.context)
+    return StageInfo("preprocess", 7, Axes(**sizes), features.context, {"interests": [], "repeats": False})
 
 
 def request(stage: Preprocess, user_ids, **tensors) -> dict[str, np.ndarray]:

@@ -40,13 +40,10 @@ class DriftWindow:
         self._divergences: list[tuple[float, float, float]] = []
 
     @classmethod
-    def load(cls, folder: Path, names: tuple[str, ...], categorical: int, watched: str = "features") -> DriftWindow | None:
-        """Return a window with the references of a version folder. Raises ArtifactError.
-
-        None if it has none, or those of other columns, which an older version exported. names: of the columns
-        """
+    def load(cls, folder: Path, categorical: int, watched: str = "features") -> DriftWindow | None:
+        """Return a window with the references of a version folder, None if it has none. Raises ArtifactError."""
         references = read_references(folder)
-        return cls(references, categorical, watched) if tuple(own.name for own in references) == names else None
+        return cls(references, categorical, watched) if references else None
 
     def add(self, user_ids: np.ndarray, categories: np.ndarray, numbers: np.ndarray) -> None:
         """Add a batch, int64 [B], int64 [B, categorical] and float32 [B, numbers], as far as `view_next_rows` has room."""

@@ -28,6 +28,7 @@ from serving.tables.updates.applier import Applier
 
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka (backpressure)
 RECONNECT_MS = 1_000
+POLL_S = 0.1  # how long a consumer waits for a message
 COLLECT_S = 0.02  # least time between batches: a row costs less in a larger batch
 FETCH_WAIT_MS = 20  # how long a broker holds a fetch without rows; librdkafka's mock always holds it that long
 TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # interval of looking for topics and partitions; the first update creates them
@@ -182,7 +183,7 @@ class Updater:
         if self.applier.lost_rows or time.monotonic() - self._assigned_at_s >= pause_s:
             self._assign()
         if self.applier.behind > BACKLOG_ROWS:
-            time.sleep(self._updates.poll_timeout_ms / 1e3)
+            time.sleep(POLL_S)
             return
         messages = self.take_whole(self._collect())
         if messages:
@@ -224,8 +225,8 @@ class Updater:
         self._seen[place] = offset
 
     def _collect(self) -> list[Message]:
-        """Return the messages that came since the last batch, no sooner than COLLECT_S after it; none within a poll timeout."""
-        first = self._consumer.consume(1, self._updates.poll_timeout_ms / 1e3)
+        """Return the messages that came since the last batch, no sooner than COLLECT_S after it; none within POLL_S."""
+        first = self._consumer.consume(1, POLL_S)
         if not first:
             return first
         time.sleep(max(0.0, self._collected_at_s + COLLECT_S - time.monotonic()))

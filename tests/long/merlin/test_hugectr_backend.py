@@ -14,7 +14,6 @@ from export.nvidia.hugectr_backend import (
     find_config_faults,
     find_entry_faults,
     pair_tensors,
-    read_layers,
     refuse_foreign,
     write_hugectr_repository,
 )
@@ -147,8 +146,3 @@ def test_a_file_in_its_place(tmp_path):
     (tmp_path / "repository.hugectr").touch()
     with pytest.raises(ExportError, match=r"holds repository\.hugectr"):
         refuse_foreign(tmp_path / "repository.hugectr")
-
-
-def test_a_generation_without_published_weights(tmp_path):
-    with pytest.raises(ExportError, match=r"layers\.npz is missing: this generation was exported by an older version"):
-        read_layers(tmp_path / "layers.npz")

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from live import exposures
@@ -46,17 +45,6 @@ def test_answers_come_back_as_they_were_written(tmp_path):
         "propensities": None,
         "sources": None,
     }
-
-
-def test_a_file_of_an_older_version_is_read_and_erased_like_any_other(tmp_path):
-    write(tmp_path, [ANSWER])
-    [path] = list_exposure_files(tmp_path / "exposures")
-    pq.write_table(pq.read_table(path).drop_columns(["assignment", "propensities", "sources"]), path)
-    new = replace(ANSWER, request_id="r1", assignment=0.25, propensities=[1.0, None])
-    write(tmp_path, [new], now=2_000.0)
-    assert erase_exposures(tmp_path, 7, NOW_MS) == 2
-    rows = read_exposures(tmp_path).select(["request_id", "user_id", "assignment", "propensities"]).to_pylist()
-    assert [tuple(row.values()) for row in rows] == [("r0", None, None, None), ("r1", None, 0.25, [1.0, None])]
 
 
 def test_answers_of_an_experiment_are_kept_whatever_the_share(tmp_path):

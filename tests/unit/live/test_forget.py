@@ -16,7 +16,6 @@ from live.forget import forget_items
 from live.replay import replay
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch
 from serving.live.reader import Reader
-from serving.live.store import CHANGE
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from tests.unit.live.batches import START_MS, purchase
@@ -78,18 +77,6 @@ def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path
     for arguments in ((), ("--item", 1, "--items-before", "2023-11-15")):
         refused = CliRunner().invoke(app, ["forget", *map(str, (*arguments, *repo))])
         assert "Expected either --item" in str(refused.exception)
-
-
-def test_a_column_of_an_older_store_is_older_than_everything(writer, folder, tmp_path):
-    change(writer, 1, price=9.5)
-    with writer.transaction() as txn:  # as it was written before times were kept
-        txn.put(CHANGE.pack(ITEM_CHANGED, 1), b'{"price": 9.5}', db=writer.store.columns)
-    assert read_columns(folder) == {1: {"price": 9.5}}
-    assert replay(folder).is_equal
-    repo = ("--repo", tmp_path / "model_repository")
-    assert "price │ 9.5 │ at an unknown time" in run("inspect", "--item", 1, *repo)
-    assert "columns forgotten: price 1" in run("forget", "--items-before", "1971-01-01", *repo)
-    assert read_columns(folder) == {}
 
 
 def test_forgetting_is_replayed_at_its_place_and_is_no_event_of_anybody(writer, folder, clock):

@@ -95,13 +95,6 @@ def test_the_next_export_takes_the_later_of_row_and_upsert(writer, folder, clock
     assert items["available"].tolist() == [False, False, False, True]  # the item file has no such column
 
 
-def test_columns_of_unknown_age_give_way_to_a_row_with_a_time(writer, folder, clock, tmp_path):
-    clock.ms = 0  # as in stores that kept no times
-    change(writer, 10, title="Vase")
-    dataset = load_shop(tmp_path / "data", iso(START_MS))
-    assert continue_log(dataset, folder).items["title"].tolist() == ["Lamp 0", "99"]
-
-
 def publish_times(repository: Path, times: CatalogueTimes) -> None:
     """Let the repository's generation have a catalogue whose rows were changed at these times."""
     for stage in STAGES:

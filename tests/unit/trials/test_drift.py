@@ -1,6 +1,5 @@
 """Windows of the reference's own distribution raise no alarm; shifted ones do."""
 
-import json
 from copy import deepcopy
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ from scipy.stats import chi2
 from serving.contract.distributions import (
     BOUND_ROWS,
     LEAST_INDEPENDENT,
-    REFERENCES_FILE,
     Reference,
     compute_kl,
     compute_psi,
@@ -259,9 +257,6 @@ def test_frequent_users_of_a_log_are_no_drift(frequent, of_one_user):
     assert 0.5 * WINDOW_ROWS < np.median(independent) * of_one_user < 1.2 * WINDOW_ROWS
 
 
-def test_references_are_read_as_written_and_those_of_an_older_version_are_left_out(tmp_path, references):
+def test_references_are_read_as_written(tmp_path, references):
     write_references(tmp_path, references)
     assert read_references(tmp_path) == references
-    older = {"name": "price", "rows": 10, "shares": [0.5, 0.5, 0.0], "edges": [0.0], "categories": [], "psi_bound": 0.2}
-    (tmp_path / REFERENCES_FILE).write_text(json.dumps({"features": [older]}))
-    assert read_references(tmp_path) == []
