@@ -5,12 +5,19 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from gateway.faults import describe_fault
 from gateway.questions import STATUS, JsonResponse, make_error_response
 from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.errors import RequestError
 from triton_recommender import RecommenderError
+
+
+def find_methods(request: Request) -> list[str]:
+    """Return the methods that a path has, each in a route of its own; Starlette names those of the first route alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def handle_errors(app: FastAPI) -> None:
@@ -39,14 +46,14 @@ def handle_errors(app: FastAPI) -> None:
             path = request.url.path
             return make_error_response(404, "NOT_FOUND", f"There is nothing at {path}. /openapi.json lists the paths.")
         if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            message = (
-                f"{request.method} is not possible at {request.url.path}; expected {allowed}. /openapi.json lists the calls."
-            )
-        else:
-            message = str(error.detail)
-        response = make_error_response(error.status_code, "HTTP", message)
-        response.headers.update(error.headers or {})  # such as the methods that a path allows
+            allowed = ", ".join(find_methods(request))
+            path = request.url.path
+            message = f"{request.method} is not possible at {path}; expected {allowed}. /openapi.json lists the calls."
+            response = make_error_response(405, "HTTP", message)
+            response.headers["allow"] = allowed
+            return response
+        response = make_error_response(error.status_code, "HTTP", str(error.detail))
+        response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)

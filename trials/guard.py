@@ -26,6 +26,8 @@ from trials.progress import compare_reactions, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
 
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
+SET_BACK = "the clock was set back to before its start, so no answer counts: start it again under another name"
+MOST_AHEAD_MS = 60_000  # clocks of two machines may differ by so much
 
 
 class Guard:
@@ -40,13 +42,16 @@ class Guard:
 
         A harmful challenger is rolled back. A better one is promoted if the experiment allows that, and after the experiment's
         days one that is not worse. The experiment is stopped if another generation answers in place of the champion, if answers
-        that the judgement needs were removed, or if its days pass without a decision.
+        that the judgement needs were removed, if the clock was set back to before its latest change, or if its days pass
+        without a decision.
         """
         experiment = find_running(self._repo)
         if experiment is None:
             return None
         if read_removed_ms(self._folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
             return end_judged(self._repo, experiment, "stopped", REMOVED)
+        if experiment.changed_ms > time.time_ns() // 1_000_000 + MOST_AHEAD_MS:
+            return end_judged(self._repo, experiment, "stopped", SET_BACK)
         answers = self._answers.read(experiment)
         state, reason = judge(experiment, answers, self._events.read(experiment, answers))
         return None if state == "running" else end_judged(self._repo, experiment, state, reason)

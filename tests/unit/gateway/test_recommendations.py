@@ -272,13 +272,14 @@ def test_an_unknown_path_is_told_as_json(gateway):
     }
 
 
-def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(gateway):
-    response = gateway().ask("DELETE", "/v1/events")
+@pytest.mark.parametrize(("path", "methods"), [("/v1/events", "POST"), ("/v1/users/7", "GET, PUT"), ("/healthz", "GET, HEAD")])
+def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(gateway, path, methods):
+    response = gateway().ask("DELETE", path)
     assert response.status_code == 405
-    assert response.headers["allow"] == "POST"
+    assert response.headers["allow"] == methods
     assert response.json()["error"] == {
         "code": "HTTP",
-        "message": "DELETE is not possible at /v1/events; expected POST. /openapi.json lists the calls.",
+        "message": f"DELETE is not possible at {path}; expected {methods}. /openapi.json lists the calls.",
     }
 
 
