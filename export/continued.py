@@ -43,8 +43,10 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     if not Reader(folder).exists():
         return dataset
     with closing(open_store(folder)) as store:
-        if store.read_shop() != dataset.description.name:
-            return dataset
+        shop, count = store.read_shop(), store.read_progress().last_sequence
+    if shop != dataset.description.name:
+        note = note_other_shop(folder, shop, dataset.description.name) if count else []
+        return replace(dataset, report=replace(dataset.report, notes=[*dataset.report.notes, *note]))
     batches = [batch for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
@@ -85,6 +87,14 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         report=report,
         learned_sales=count_sales(batches),
     )
+
+
+def note_other_shop(folder: Path, shop: str, name: str) -> list[str]:
+    """Return a note that a live store is of the data set `shop`, and this one is `name`."""
+    return [
+        f"live events left out: {folder} holds those of the data set {shop!r}, and this one is {name!r}. A server that loads "
+        "the new generation sets them aside. If it is the same shop, export it with its former name (name in dataset.toml)"
+    ]
 
 
 def read_changes(folder: Path) -> list[Change]:

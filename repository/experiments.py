@@ -40,6 +40,19 @@ def follow_experiment(repository: Path) -> FollowedExperiment | None:
         return None
 
 
+def refuse_other_shop(repository: Path, champion: int, challenger: int) -> None:
+    """Raise ConfigError where two generations are of different data sets: equal ids may name different items and users."""
+    own, other = (
+        read_stage(find_stage_folder(repository, STAGES[0], generation)).shop for generation in (champion, challenger)
+    )
+    if own != other:
+        raise ConfigError(
+            f"Generation {challenger} is of the data set {other!r}, and generation {champion}, which answers, of {own!r}; "
+            "expected one data set, because equal ids may name different items, and each has live events of its own. If it is "
+            "the same shop, export it again with its former name (name in dataset.toml)."
+        )
+
+
 def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
     """Start an experiment. Raises ConfigError while another one runs, or if its name was used for another."""
 

@@ -15,10 +15,11 @@ from repository.experiments import (
     end_experiment,
     find_experiment_folder,
     find_running,
+    refuse_other_shop,
     refuse_used_name,
     start_experiment,
 )
-from repository.generations import drop_challenger
+from repository.generations import drop_challenger, require_published
 from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
 from server.environment import RUN_DIR
@@ -134,8 +135,11 @@ def begin_experiment(servers: list[ServerState], repo: Path, experiment: Experim
 
     experiment: its champion is found out here
     """
+    require_published(repo, experiment.challenger)
     for state in servers:  # before a challenger is loaded, which takes seconds
-        refuse_used_name(repo, experiment, find_served_generation(state.grpc_url))
+        champion = find_served_generation(state.grpc_url)
+        refuse_used_name(repo, experiment, champion)
+        refuse_other_shop(repo, champion, experiment.challenger)
     for state in servers:
         experiment = replace(experiment, champion=load_challenger(state.grpc_url, state.repo, experiment.challenger))
     return start_experiment(repo, experiment)

@@ -237,8 +237,14 @@ def test_what_upsert_set_before_the_data_set_was_written_can_be_forgotten(datase
 
 
 def test_the_store_of_another_shop_is_left_alone(dataset, folder):
-    Writer(folder, Layout(), ("rating",), shop="another").close()
-    assert continue_log(dataset, folder) is dataset
+    writer = Writer(folder, Layout(), ("rating",), shop="another")
+    assert continue_log(dataset, folder).report == dataset.report
+    Post(writer, make_event_kinds(dataset.description))(2, 10, 300, 4.0, store=7)
+    writer.close()
+    continued = continue_log(dataset, folder)
+    assert continued.interactions is dataset.interactions
+    note = continued.report.notes[-1]
+    assert note.startswith(f"live events left out: {folder} holds those of the data set 'another', and this one is 'shop'.")
 
 
 def test_a_reader_does_not_open_the_store_of_another_shop(folder):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from repository.challenger import read_challengers, write_challenger
-from repository.experiments import end_experiment, find_experiment_folder, start_experiment
+from repository.experiments import end_experiment, find_experiment_folder, refuse_other_shop, start_experiment
 from repository.models import read_config
 from server.__main__ import app
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import link_small_repository
+from tests.repositories import copy_generation, copy_small_repository, link_small_repository
 
 
 @pytest.fixture
@@ -93,3 +95,14 @@ def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
     done = CliRunner().invoke(app, ["experiment", "share", "--repo", str(repo), "--", share])
     assert done.exit_code != 0
     assert present(read_experiment(find_experiment_folder(repo))).share == 0.5
+
+
+def test_a_challenger_of_another_data_set_is_refused(tmp_path):
+    """Its answers would name another shop's items, and live events of this one would be missing in them."""
+    repo = copy_small_repository(tmp_path / "shop")
+    copy_generation(repo)
+    refuse_other_shop(repo, 1, 2)
+    folder = find_stage_folder(repo, "preprocess", 2)
+    replace(read_stage(folder), shop="another").write(folder)
+    with pytest.raises(ConfigError, match=r"Generation 2 is of the data set 'another', and generation 1, .* its former name"):
+        refuse_other_shop(repo, 1, 2)
