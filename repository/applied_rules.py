@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import ENSEMBLE
+from serving.live.events import ITEM_CHANGED
+from serving.live.reader import Reader
 from serving.live.store import find_live_folder, make_folder
 from serving.stages.rules.applied import CURRENT_FILE, FOLDER, read_current_version
-from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig
+from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig, list_wire_ids
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,22 @@ def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
         messages = find_misfits(RulesConfig.from_dict(values), **catalogue)
         findings = [make_finding("error", "rules", message.removeprefix("rules: ")) for message in messages]
     return findings
+
+
+def find_unknown_items(repository: Path, values: Mapping[str, Any]) -> list[str]:
+    """Return the blocked and pinned items, as text, that neither the pinned generation nor an `upsert` knows."""
+    rules, catalogue = RulesConfig.from_dict(values), read_catalogue(repository, read_pinned_generation(repository))
+    known, names = set(catalogue["item_ids"].tolist()), catalogue["item_names"] or {}
+    with closing(Reader(find_rules_folder(repository).parent)) as reader:
+        if reader.exists():
+            with reader.snapshot() as snapshot:
+                known |= {change.id for change in snapshot.read_changes(after=0) if change.type == ITEM_CHANGED}
+    named = [*rules.blocked_items, *(pin.item_id for pin in rules.pinned)]
+    return list(
+        dict.fromkeys(
+            str(item_id) for item_id in named if str(item_id) not in names and known.isdisjoint(list_wire_ids(item_id))
+        )
+    )
 
 
 def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "", repeats: int = 0) -> Version:

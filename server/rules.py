@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from repository.applied_rules import Version, apply_rules, find_faults, find_rules_folder, list_versions, revert_rules
+from repository.applied_rules import (
+    Version,
+    apply_rules,
+    find_faults,
+    find_rules_folder,
+    find_unknown_items,
+    list_versions,
+    revert_rules,
+)
 from repository.toml_files import open_toml
 from serving.contract.errors import ConfigError
 from serving.stages.rules.applied import read_current_version
@@ -32,6 +40,12 @@ def apply(
     if findings:
         raise typer.Exit(1)
     print_applied(apply_rules(repo, values, path.name))
+    if unknown := find_unknown_items(repo, values):
+        typer.echo(
+            f"warning: neither the catalogue nor an upsert has {', '.join(unknown)}. Correct a mistyped id, and apply the "
+            "rules again; an item that is yet to come is blocked or pinned as soon as an upsert adds it",
+            err=True,
+        )
 
 
 @app.command("list")

@@ -167,12 +167,12 @@ class RulesConfig:
 
         A number yields two ids, because it may also be a name: itself, and the id of its text.
         """
-        return frozenset(wire_id for item_id in self.blocked_items for wire_id in _list_wire_ids(item_id))
+        return frozenset(wire_id for item_id in self.blocked_items for wire_id in list_wire_ids(item_id))
 
     @cached_property
     def slots(self) -> dict[int, int]:
         """Slots of the pinned items by int64 id, as `blocked_ids`."""
-        return {wire_id: pin.slot for pin in self.pinned for wire_id in _list_wire_ids(pin.item_id)}
+        return {wire_id: pin.slot for pin in self.pinned for wire_id in list_wire_ids(pin.item_id)}
 
     @classmethod
     def load(cls, path: Path) -> RulesConfig:
@@ -186,7 +186,8 @@ class RulesConfig:
         return cls.from_dict(values)
 
 
-def _list_wire_ids(item_id: int | str) -> list[int]:
+def list_wire_ids(item_id: int | str) -> list[int]:
+    """Return the int64 ids that an item of a rule may have: a number may also be a name."""
     return ([] if isinstance(item_id, str) else [item_id]) + [stable_id(str(item_id))]
 
 

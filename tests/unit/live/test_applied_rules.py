@@ -205,3 +205,24 @@ def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
     exported = Rules(RulesConfig(), np.zeros(3, ITEM_RULES))
     with pytest.raises(ArtifactError, match=r"current\.json cannot be read.*as that user"):
         AppliedRules(folder, 1, exported).read_if_new()
+
+
+@pytest.mark.parametrize("has_names", [False, True])
+def test_a_blocked_or_pinned_item_that_nobody_knows_is_told(repository, upsert, tmp_path, has_names):
+    """It may be mistyped, and the item that was meant would go on being shown."""
+    known, new, unknown = "3", "1000", "3333"
+    if has_names:
+        generation = read_pinned_generation(repository)
+        ids = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy").ids.tolist()
+        names = {f"old-{item_id}": item_id for item_id in ids}
+        (find_stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE).write_text(json.dumps(names))
+        known, new, unknown = '"old-3"', '"new"', '"odl-3"'
+    upserted(upsert, stable_id("new") if has_names else 1_000, price=3.0)
+    path = tmp_path / "rules.toml"
+    path.write_text(f"blocked_items = [{known}, {new}, {unknown}]\npinned = [{{ item_id = {unknown}, slot = 1 }}]\n")
+    done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
+    named = unknown.strip('"')
+    assert done.exit_code == 0
+    assert f"warning: neither the catalogue nor an upsert has {named}. Correct" in done.output
+    path.write_text(f"blocked_items = [{known}, {new}]\n")
+    assert "warning" not in CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).output
