@@ -113,8 +113,11 @@ class Answering:
             content = self._build_popular(question, query, is_known, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
+        left_s = question.deadline_s - latency_ms / 1_000
         if answer.generation != enrolment.challenger:
-            await shop.move_to(answer.generation, question.deadline_s - latency_ms / 1_000)
+            await shop.move_to(answer.generation, left_s)
+        if enrolment.challenger and not enrolment.is_shadow:
+            await shop.learn_names(enrolment.challenger, left_s)
         if question.generation not in (None, answer.generation):  # the server moved since the last answer
             raise InvalidRequest(
                 f"generation is {question.generation}, and the server now answers with {answer.generation}; expected that one, "

@@ -18,7 +18,7 @@ from gateway.published import LiveItems, Published
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.generations import read_pinned_generation
 from serving.live.opening import open_reader
-from triton_recommender import InvalidRequest
+from triton_recommender import Catalogue, InvalidRequest
 from triton_recommender import RecommenderError as ClientError
 
 log = logging.getLogger("gateway")
@@ -33,7 +33,9 @@ class Shop:
         """Load the pinned generation. Raises ArtifactError or CatalogueError."""
         self.repo, self._metrics = repo, metrics
         self._moving: asyncio.Task[None] | None = None
+        self._learning: asyncio.Task[None] | None = None
         self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
+        self._tried = Catalogue()  # of the latest challenger
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = open_reader(repo, pinned.info)
         self._asks_redis = bool(pinned.info.live_redis)
@@ -44,13 +46,37 @@ class Shop:
 
         It goes on in the background where it takes longer than `within_s`; the present names are used meanwhile.
         """
-        if generation in (0, self.published.generation):
-            return
-        if time.monotonic() - self._failed_s.get(generation, float("-inf")) < REREAD_S:
+        if generation in (0, self.published.generation) or self._failed_lately(generation):
             return
         if self._moving is None or self._moving.done():
             self._moving = asyncio.create_task(self._load(generation))
         await asyncio.wait((self._moving,), timeout=max(within_s, 0.0))
+
+    async def learn_names(self, challenger: int, within_s: float) -> None:
+        """Know the items of a challenger too, of which the generation that answers may lack some.
+
+        It goes on in the background where it takes longer than `within_s`; these items have no text id and no title meanwhile.
+        """
+        if challenger in (self.published.generation, self._tried.generation) or self._failed_lately(challenger):
+            return
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.create_task(self._learn(challenger))
+        await asyncio.wait((self._learning,), timeout=max(within_s, 0.0))
+
+    async def _learn(self, challenger: int) -> None:
+        try:
+            self._tried = await asyncio.to_thread(Catalogue.load, self.repo, challenger)
+        except Exception as error:  # of any kind: most items have their names all the same
+            self._failed_s[challenger] = time.monotonic()
+            log.warning(
+                "items that only generation %d has stay without names: %s",
+                challenger,
+                error,
+                exc_info=not isinstance(error, ClientError),
+            )
+
+    def _failed_lately(self, generation: int) -> bool:
+        return time.monotonic() - self._failed_s.get(generation, float("-inf")) < REREAD_S
 
     async def _load(self, generation: int) -> None:
         try:
@@ -112,24 +138,26 @@ class Shop:
         return await asyncio.to_thread(self.find_known, user_ids)
 
     def find_unknown_items(self, item_ids: set[int]) -> set[int]:
-        """Return the items that are not in the exported catalogue, and were not added since."""
-        unknown = {item_id for item_id in item_ids if self.published.find_position(item_id) is None}
+        """Return the items that are in no exported catalogue of those that answer, and were not added since."""
+        unknown = {item_id for item_id in item_ids - self._tried.item_ids if self.published.find_position(item_id) is None}
         if unknown:
             self.refresh()
         return unknown - self.live_items.ids
 
     def list_items(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
         """Return items with their scores as answers list them."""
-        titles, live_titles = self.published.catalogue.titles, self.live_items.titles
-        name, live_names = self.published.catalogue.item_name, self.live_items.names
         return [
-            {
-                "id": name(item_id) or live_names.get(item_id, item_id),
-                "title": live_titles.get(item_id) or titles.get(item_id),
-                "score": score,
-            }
+            {"id": self._find_name(item_id) or item_id, "title": self._find_title(item_id), "score": score}
             for item_id, score in zip(item_ids, scores, strict=True)
         ]
+
+    def _find_name(self, item_id: int) -> str | None:
+        catalogue = self.published.catalogue
+        return catalogue.item_name(item_id) or self.live_items.names.get(item_id) or self._tried.item_name(item_id)
+
+    def _find_title(self, item_id: int) -> str | None:
+        titles = self.published.catalogue.titles
+        return self.live_items.titles.get(item_id) or titles.get(item_id) or self._tried.titles.get(item_id)
 
     def describe_user_id(self, written: str) -> int | str:
         """Return a user's id as answers name it. written: the id as the caller wrote it"""
@@ -137,10 +165,8 @@ class Shop:
 
     def describe_item(self, item_id: int, written: str | None = None) -> dict[str, Any]:
         """Return an item as answers name it: the shop's own id, and the title. written: the id as the caller wrote it"""
-        catalogue = self.published.catalogue
-        title = self.live_items.titles.get(item_id) or catalogue.title(item_id)
-        name = catalogue.item_name(item_id) or self.live_items.names.get(item_id) or (written if catalogue.item_names else None)
-        return {"id": name or item_id, "title": title}
+        name = self._find_name(item_id) or (written if self.published.catalogue.item_names else None)
+        return {"id": name or item_id, "title": self._find_title(item_id)}
 
     def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""

@@ -1,0 +1,49 @@
+"""Items that only the challenger's catalogue has are named as the shop knows them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from repository.experiments import start_experiment
+from serving.contract.ids import stable_id
+from serving.live.experiment import Experiment, Mode
+from tests.repositories import copy_generation, copy_small_repository
+from tests.unit.gateway.conftest import Gateway
+
+NEW, OLD = stable_id("new"), 4
+
+
+@pytest.fixture(params=["ab", "interleave"])
+def mode(request) -> Mode:
+    return request.param
+
+
+@pytest.fixture
+def door(tmp_path, mode) -> Gateway:
+    """Generation 2 is that of a later log, with an item more; ids are text."""
+    repo = copy_small_repository(tmp_path / "shop")
+    copy_generation(repo)
+    for generation in (1, 2):
+        folder = repo / "recommend" / str(generation)
+        ids, titles = np.load(folder / "item_ids.npy"), json.loads((folder / "item_titles.json").read_text())
+        names = {f"sku-{item_id}": item_id for item_id in ids.tolist()}
+        if generation == 2:
+            names["new"] = NEW
+            np.save(folder / "item_ids.npy", np.append(ids, NEW))
+            (folder / "item_titles.json").write_text(json.dumps([*titles, "New Lamp"]))
+        (folder / "item_names.json").write_text(json.dumps(names))
+    door = Gateway(repo, lambda query: [1, 2])
+    door.shop.server.challengers[2] = lambda query: [NEW, OLD]
+    start_experiment(repo, Experiment("spring", 1, 2, 0.99, mode))
+    return door
+
+
+def test_an_item_of_the_challenger_has_its_own_id_and_title(door):
+    answer = door.ask("GET", "/v1/recommendations", params={"user": "7"}).json()
+    items = {item["id"]: item["title"] for item in answer["items"]}
+    assert items["new"] == "New Lamp"
+    assert items.keys() <= {"new", f"sku-{OLD}", "sku-1"}
+    posted = door.ask("POST", "/v1/events", json={"user": "7", "item": "new", "request_id": answer["request_id"]}).json()
+    assert posted["sequence"] > 0
+    assert "warning" not in posted
