@@ -20,7 +20,10 @@ from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import SOURCE_NAMES
 from repository.file_stamps import Stamp, read_stamp
 from serving.contract.artifacts import find_stage_folder
+from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec
+from serving.live.reader import UserReader
+from serving.live.timeline import Timeline
 from triton_recommender import InvalidRequest, Query
 from triton_recommender.models import ModelDescription
 from triton_recommender.wire import Signature, encode
@@ -105,8 +108,11 @@ class Explainer:
         with self._lock:
             pipeline = self._load_pipeline(self._shop.published.generation)
             inputs = build_inputs(pipeline, query)
-            state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
-        seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
+            store = pipeline.stages["preprocess"].inputs
+            state, _, _ = store.read_state(inputs)
+        timeline = find_timeline(self._shop.reader.users, int(inputs["user_id"][0, 0]), store.embedded.as_of_s)
+        times_s = map(timeline.restore_pauses, state.history_times[0].tolist())
+        seen = zip(state.history_ids[0].tolist(), times_s, strict=True)
         history = [
             self._shop.describe_item(item_id) | {"time": datetime.fromtimestamp(time, UTC).isoformat()}
             for item_id, time in seen
@@ -163,6 +169,21 @@ class Explainer:
 
     def _describe_contributors(self, contributors: list[tuple[int, float]]) -> list[dict[str, Any]]:
         return [self._shop.describe_item(item_id) | {"weight": weight} for item_id, weight in contributors]
+
+
+def find_timeline(reader: UserReader, user_id: int, as_of_s: int) -> Timeline:
+    """Return the pauses that a user's history skips: none for one without live events. as_of_s: of the generation"""
+    nothing = Timeline.of([], 0, 0)
+    try:
+        if not reader.exists():
+            return nothing
+        with reader.snapshot() as snapshot:
+            if not snapshot.read_users(np.array([user_id], np.int64))[0]:
+                return nothing
+            progress = snapshot.read_progress()
+            return Timeline.of(snapshot.read_pauses_ms() if progress.n_pauses else [], progress.first_ms, 1_000 * as_of_s)
+    except ServingError:  # the history lacks the live events too
+        return nothing
 
 
 def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:

@@ -1,0 +1,24 @@
+"""Times of a history are those of the events, also where recommendations skip a long pause of the shop."""
+
+import time
+from datetime import datetime
+
+from tests.repositories import copy_small_repository
+from tests.unit.gateway.conftest import Gateway
+from tests.unit.trials.logs import observe
+
+USER = 7  # of the exported log, which ended years ago
+
+
+def read_times_s(door: Gateway) -> dict[int, float]:
+    history = door.ask("GET", f"/v1/users/{USER}").json()["history"]
+    return {item["id"]: datetime.fromisoformat(item["time"]).timestamp() for item in history}
+
+
+def test_an_event_of_today_is_of_today_and_those_before_stay_as_they_were(tmp_path):
+    door = Gateway(copy_small_repository(tmp_path / "shop"))
+    exported_s = read_times_s(door)
+    new = next(item for item in range(1, 31) if item not in exported_s)
+    now_s = int(time.time())
+    observe(door.repo, {"user_id": [USER], "item_id": [new], "timestamp_ms": [1_000 * now_s]})
+    assert read_times_s(door) == exported_s | {new: now_s}
