@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 from serving.contract.artifacts import MANIFEST_FILE, REMEDY, compute_sha256, find_stage_folder, get_section, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS, STAGES
 
 # tritonserver 2.51 puts paths unquoted into the shell command that starts a model's process, which reads them as ASCII
 SERVABLE_PATH = re.compile(r"[A-Za-z0-9_./@%+=:,~#-]+")
@@ -116,9 +116,12 @@ def read_repository(repo: Path) -> list[Model]:
         raise ConfigError(f"The model repository {repo} holds no model. Fill it with `make export REPO={repo}`.")
     for model in models:
         if not model.versions_loaded:
+            remedy = f"Publish the repository again with `make export REPO={repo}`."
+            if model.name == CHALLENGER:
+                remedy = f"End its experiment: python -m server experiment stop --repo {repo}"
             raise ArtifactError(
                 f"Model {model.name} has no version to load: {list(model.versions_on_disk)} on disk in {model.folder}, and its "
-                f"version_policy admits none of them. Publish the repository again with `make export REPO={repo}`."
+                f"version_policy admits none of them. {remedy}"
             )
     return models
 

@@ -13,6 +13,7 @@ import typer
 from repository.generations import list_published_generations
 from repository.models import hash_manifest
 from server import control, experiment, gateway, rules, watch
+from server.challenger_files import drop_missing_challenger
 from server.condition import examine, list_start_warnings
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
@@ -176,6 +177,8 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
+    if left_out := drop_missing_challenger(repo):
+        typer.echo(f"note: {left_out}", err=True)
     for warning in list_start_warnings(repo):
         typer.echo(f"WARNING: {warning}.", err=True)
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()

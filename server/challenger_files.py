@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from repository.challenger import read_added_ms, read_challengers
-from repository.experiments import end_experiment, follow_experiment
+from repository.experiments import end_experiment, find_running, follow_experiment
 from repository.generations import drop_challenger
 from server.challenger import find_loaded_challengers, stop_challenger
 from server.integrity import ArtifactCheck
@@ -18,6 +18,24 @@ from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError, RecommenderError, ServerError
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
+
+
+def drop_missing_challenger(repo: Path) -> str:
+    """Keep a challenger whose files are gone out of the next start, which would fail. Return what was done, "" for nothing.
+
+    Raises RecommenderError or OSError.
+    """
+    folders = {generation: find_stage_folder(repo, ENSEMBLE, generation) for generation in read_challengers(repo)}
+    missing = {generation: f"{folder} is missing" for generation, folder in folders.items() if not folder.is_dir()}
+    if not missing:
+        return ""
+    [(generation, reason)] = missing.items()
+    experiment = find_running(repo)
+    if experiment and experiment.challenger == generation:
+        end_experiment(repo, reason, state="rolled back", judged=experiment)
+    drop_challenger(repo)
+    ended = f", and its experiment {experiment.name} is rolled back" if experiment else ""
+    return f"the challenger, generation {generation}, is left out{ended}: {reason}"
 
 
 class ChallengerFiles:
