@@ -4,11 +4,12 @@
 
     hit rates   a stretch of the log goes through a MemoryCache that lives by the log's own clock, for several ttls
     warming     hit rate of the first day's visits after warming with the most active users, overall or of each cluster
-    time        the same requests to two real servers, in the log's order, in turns: without a cache, with Triton's response
-                cache, with ours in memory and in Redis, and ours reading the generation before every answer
+    time        the same requests, in the log's order, to two real servers in turns: without a cache, with Triton's response
+                cache, with ours in memory and in Redis, and with ours in memory that asks for the generation each time
 
-The log does not hold requests, so two readings bound them: `lines` asks once for every line of an invoice (somebody
-browses and buys at the end), `visits` once per invoice. With events, a user is forgotten when their invoice ends.
+The log holds purchases, not requests, so two readings bound how many requests there were: `lines` has one for every line of an
+invoice (somebody browses, and buys at the end), `visits` one per invoice. With events, the cache forgets a user when the user's
+invoice ends.
 
 Every answer is compared with that of the server without a cache.
 """
@@ -44,7 +45,7 @@ from triton_recommender.cache.entries import DIGEST_BYTES, Key
 from triton_recommender.models import Recommendations
 
 TTLS_S = {"1 min": 60, "10 min": 600, "1 h": 3_600, "1 day": 86_400, "7 days": 7 * 86_400}
-ANSWER = bytes(240)
+ANSWER = bytes(240)  # in place of a real one
 WARM_USERS, WARM_CLUSTERS = 500, 50
 WARM_UP = 200  # requests before the clock starts, of users that the stretch does not have
 CACHE_MIB = 64
@@ -146,7 +147,7 @@ class Way:
     """One way to ask. hits: bool per request, for our caches; those of Triton's cache are counted by the server."""
 
     name: str
-    shop: Recommender
+    client: Recommender
     cache: Cache | None = None
     latencies_ns: list[int] = field(default_factory=list)
     hits: list[bool] = field(default_factory=list)
@@ -156,7 +157,7 @@ class Way:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.shop.close()
+        self.client.close()
 
     def _count_hits(self) -> int:
         return self.cache.counts.hits if self.cache else 0
@@ -165,7 +166,7 @@ class Way:
         """Send one request after the other; forget the users of an invoice that has ended."""
         for user, end in zip(stretch.user_id.tolist(), stretch.ends.tolist(), strict=True):
             before, started_ns = self._count_hits(), time.perf_counter_ns()
-            answer = self.shop.recommend(user)
+            answer = self.client.recommend(user)
             self.latencies_ns.append(time.perf_counter_ns() - started_ns)
             self.answers.append(answer)
             self.hits.append(self._count_hits() > before)
@@ -174,7 +175,7 @@ class Way:
 
     def warm_up(self, user_ids: list[int]) -> None:
         for user in user_ids:
-            self.shop.recommend(user)
+            self.client.recommend(user)
         if self.cache:
             self.cache.forget(user_ids)
 

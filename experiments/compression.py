@@ -51,8 +51,8 @@ ROWS = (1, 64)  # of a request to the rank stage
 ROUNDS = 25
 SEED = 0
 DLRM = RankerSettings()
-TAUGHT, SERVED = "none", "distilled"  # the reference of all others; the default
-AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # the export chooses one of the two
+TEACHER, SERVED = "none", "distilled"  # the DLRM, with which all others are compared; the default
+AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # "int8" is one of the two, as `quantise` chooses
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
 LEAST_SAVING = 12.0  # times fewer multiply-accumulates
 
@@ -88,7 +88,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Row:
+class Measured:
     """The figures of one network.
 
     latency_us: rows of a request -> median, microseconds; macs: multiply-accumulates per candidate; n_bytes: of the file
@@ -132,17 +132,17 @@ def say_nothing(_: str) -> None:
 
 
 def make_variants(
-    work: Workload, say: Say, folder: Path, taught: RankerSettings = DLRM, student: RankerSettings = STUDENT
+    work: Workload, say: Say, folder: Path, dlrm: RankerSettings = DLRM, student: RankerSettings = STUDENT
 ) -> list[Variant]:
     """Train every network; the DLRM comes first, because the others are compared with it."""
-    say(f"{TAUGHT}: the DLRM")
+    say(f"{TEACHER}: the DLRM")
     known = (work.teaching, work.validation, work.tables)
-    teacher = train_ranker(*known, taught, SEED, say_nothing, without_events=work.without_events)
+    teacher = train_ranker(*known, dlrm, SEED, say_nothing, without_events=work.without_events)
     shares = Teacher(teacher.model, teacher.blend).give_shares
     lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
     say(SERVED)
     small = distil(lesson, student, SEED, say_nothing)
-    rankers = {TAUGHT: teacher, SERVED: small}
+    rankers = {TEACHER: teacher, SERVED: small}
     say("pruned")
     rankers["pruned"] = prune(lesson, small, student, SEED, say_nothing)
     say("int8")
@@ -186,16 +186,16 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
     rows, columns = np.nonzero(test.valid)
     positions = test.candidates[rows, columns]
     taken = sp.csr_matrix(scores.shape, dtype=bool).tolil()
-    hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
-    taken[rows[hit], columns[hit]] = True
+    is_hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
+    taken[rows[is_hit], columns[is_hit]] = True
     candidate_auc = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
     return Qualities(ndcg_at(ranked, work.relevant, 10), recall_at(ranked, work.relevant, 20), candidate_auc)
 
 
-def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
+def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Measured:
     quality = measure_qualities(score(variant, work.test), work)
     ndcg, recall, mean_auc = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
-    return Row(variant.name, count_macs(variant.ranker.model.shape), variant.n_bytes, ndcg, recall, mean_auc, latency_us)
+    return Measured(variant.name, count_macs(variant.ranker.model.shape), variant.n_bytes, ndcg, recall, mean_auc, latency_us)
 
 
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
@@ -215,30 +215,30 @@ def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int,
     return [{rows: float(np.median(values)) for rows, values in variant_times.items()} for variant_times in times]
 
 
-def make_figures(rows: list[Row]) -> list[Figure]:
-    """Return each network's figures. The network served by default has bounds. rows: the DLRM first"""
-    taught, figures = rows[0], []
-    for row in rows:
+def make_figures(networks: list[Measured]) -> list[Figure]:
+    """Return each network's figures. The network served by default has bounds. networks: the DLRM first"""
+    teacher, figures = networks[0], []
+    for network in networks:
         at_least = dict.fromkeys(("ndcg", "auc", "saving"))
-        if row.name == SERVED:
+        if network.name == SERVED:
             at_least = {"ndcg": LEAST_NDCG_SHARE, "auc": LEAST_AUC_SHARE, "saving": LEAST_SAVING}
         figures += [
-            Figure(name=f"{row.name}: NDCG@10", values=[row.ndcg_at_10]),
-            Figure(name=f"{row.name}: Recall@20", values=[row.recall_at_20]),
-            Figure(name=f"{row.name}: AUC of the candidates", values=[row.auc]),
-            share_figure(f"{row.name}: NDCG@10 over none", row.ndcg_at_10, taught.ndcg_at_10, at_least["ndcg"]),
-            share_figure(f"{row.name}: AUC over none", row.auc, taught.auc, at_least["auc"]),
-            share_figure(f"{row.name}: times less arithmetic", taught.macs, row.macs, at_least["saving"]),
-            Figure(name=f"{row.name}: bytes of the network", values=[row.n_bytes], unit="bytes"),
+            Figure(name=f"{network.name}: NDCG@10", values=[network.ndcg_at_10]),
+            Figure(name=f"{network.name}: Recall@20", values=[network.recall_at_20]),
+            Figure(name=f"{network.name}: AUC of the candidates", values=[network.auc]),
+            make_ratio_figure(f"{network.name}: NDCG@10 over none", network.ndcg_at_10, teacher.ndcg_at_10, at_least["ndcg"]),
+            make_ratio_figure(f"{network.name}: AUC over none", network.auc, teacher.auc, at_least["auc"]),
+            make_ratio_figure(f"{network.name}: times less arithmetic", teacher.macs, network.macs, at_least["saving"]),
+            Figure(name=f"{network.name}: bytes of the network", values=[network.n_bytes], unit="bytes"),
             *(
-                Figure(name=f"{row.name}: request of {rows} rows", values=[us], unit="µs")
-                for rows, us in row.latency_us.items()
+                Figure(name=f"{network.name}: request of {rows} rows", values=[us], unit="µs")
+                for rows, us in network.latency_us.items()
             ),
         ]
     return figures
 
 
-def share_figure(name: str, value: float, reference: float, at_least: float | None) -> Figure:
+def make_ratio_figure(name: str, value: float, reference: float, at_least: float | None) -> Figure:
     return Figure(name=name, values=[value / reference], at_least=at_least)
 
 

@@ -30,13 +30,13 @@ def forge_fields(spec: ModelSpec, generation: int, rng: np.random.Generator) -> 
 
 def forge_stage_request(spec: ModelSpec, generation: int, rng: np.random.Generator) -> bytes:
     """Return an encoded request of one stage with forged records."""
-    return _encode(spec.name, pack_records(spec.inputs, forge_fields(spec, generation, rng)), spec)
+    return _encode(spec, pack_records(spec.inputs, forge_fields(spec, generation, rng)))
 
 
 def forge_request(spec: ModelSpec, rng: np.random.Generator) -> bytes:
     """Return an encoded request of `recommend`, broken in one of several ways."""
     fields = {tensor.name: _draw_values(tensor, rng) for tensor in spec.inputs}
-    body = _encode(spec.name, fields, spec)
+    body = _encode(spec, fields)
     request = pb.ModelInferRequest.FromString(body)
     position = int(rng.integers(len(request.inputs)))
     fault = int(rng.integers(9))
@@ -103,8 +103,8 @@ def _draw_values(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:
     return np.where(rng.random((1, *tensor.dims)) < rng.random(), drawn, ordinary)
 
 
-def _encode(model: str, tensors: Arrays, spec: ModelSpec) -> bytes:
-    request = pb.ModelInferRequest(model_name=model)
+def _encode(spec: ModelSpec, tensors: Arrays) -> bytes:
+    request = pb.ModelInferRequest(model_name=spec.name)
     for tensor in spec.inputs:
         array = tensors[tensor.name]
         request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=array.shape)

@@ -39,7 +39,7 @@ def make_environment(name: str, packages: tuple[str, ...], without_dependencies:
     """Return the interpreter of an environment with `packages`, made once, at ENVIRONMENTS/name.
 
     Raises RecommenderError when installing fails.
-    without_dependencies: packages installed as they are, without their own dependencies, whatever Python they require
+    without_dependencies: packages installed without their dependencies, even if they require another version of Python
     """
     python = ENVIRONMENTS / name / "bin" / "python"
     stamp = ENVIRONMENTS / name / "packages.txt"

@@ -112,7 +112,7 @@ def encode_queries(served: Served, count: int, rng: np.random.Generator) -> list
 
 
 def add_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes:
-    """Return an encoded request with the time until which its answer is wanted. Protobuf merges concatenated messages."""
+    """Return an encoded request with a deadline, by appending a message that has only that: Protobuf merges the two."""
     more = pb.ModelInferRequest()
     more.parameters[DEADLINE].int64_param, more.parameters[BUDGET].int64_param = int(deadline_unix_ms), budget_ms
     return body + more.SerializeToString()
@@ -155,7 +155,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="duration of each load", min=1)] = 10.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Offer 1, 2 and 5 times of what is answered at the peak. Exit code 1 when a bound is missed."""
+    """Send 1, 2 and 5 times as many requests as are answered at the peak. Exit code 1 when a bound is missed."""
     machine, rng, figures = read_machine(), np.random.default_rng(0), []
     with serve_with_gateway(repo) as served:
         measure_peak(served, 2.0, rng)  # warm

@@ -78,11 +78,11 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Measured
     events, first = dataset.interactions, find_split_row(dataset)
     rows = choose_questions(events, first, len(events), most)
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
-    answers = answer_frozen_and_live(dataset, repository, rows) | {KNN: answer_by_knn(dataset, rows, tuned_rows)}
+    lists_by_name = answer_frozen_and_live(dataset, repository, rows) | {KNN: answer_by_knn(dataset, rows, tuned_rows)}
     user_ids, targets = (events[name].to_numpy()[rows] for name in ("user_id", "item_id"))
     return {
         name: Measured(Quality.of(lists, targets), Gains(compute_gains(find_ranks(lists, targets)), user_ids))
-        for name, lists in answers.items()
+        for name, lists in lists_by_name.items()
     }
 
 
@@ -120,7 +120,7 @@ def make_figures(measured: dict[str, Measured]) -> list[Figure]:
 
 
 def resample_ratio(own: Gains, other: Gains) -> tuple[float, float, float]:
-    """Return the ratio of two means as (low, ratio, high), with the ends of its 95 % interval. Both have the same questions."""
+    """Return (low, ratio, high) of two means: their ratio and the ends of its 95 % interval. Both have the same questions."""
     users = np.unique(own.user_ids, return_inverse=True)[1]
     sums, other_sums = (np.bincount(users, gains.values) for gains in (own, other))
     drawn = np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))

@@ -1,6 +1,6 @@
-"""Open-loop and closed-loop load over HTTP/1.1: requests leave when they are due, on connections that stay open.
+"""Send open-loop and closed-loop load over HTTP/1.1, on connections that stay open.
 
-It is written as an asyncio protocol, because a client library or a stream would cost more than the gateway that is measured.
+This is an asyncio protocol, because a client library or a stream would cost more than the gateway that is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ CLOSE = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 
 @dataclass
 class Answers:
-    """One entry per request. latency_s: from the due instant, NaN without an answer; degraded: answered with popular items."""
+    """One entry per request. latency_s: from the due instant, NaN without an answer; status: of HTTP, 0 without an answer
+
+    degraded: whether it was answered with popular items
+    """
 
     latency_s: np.ndarray
     status: np.ndarray

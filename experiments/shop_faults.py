@@ -31,23 +31,23 @@ def answer(self, inputs):
 {stage}.__call__ = answer
 """
 
-Broken = dict[str, Any]  # the rules of a broken generation
+Rules = dict[str, Any]  # that a broken catalogue feed amounts to
 
 
-def sell_out(dataset: Dataset) -> Broken:
-    """Let a stock feed report the items that sell most as sold out."""
+def sell_out(dataset: Dataset) -> Rules:
+    """Block the items that sell most, as a stock feed that reports them as sold out."""
     return block(rank_by_sales(dataset)[: int(SOLD_OUT * len(dataset.items))])
 
 
-def lose_kinds(dataset: Dataset) -> Broken:
-    """Leave one kind of items, as a stale catalogue feed does."""
+def lose_kinds(dataset: Dataset) -> Rules:
+    """Block the items of all categories but one, as a stale catalogue feed does."""
     kinds = dataset.items["category"]
     left = kinds.drop_duplicates()[:KINDS_LEFT]
     return block(dataset.items["item_id"].to_numpy()[~kinds.isin(left).to_numpy()])
 
 
-def cut_catalogue_off(dataset: Dataset) -> Broken:
-    """Leave only the first items, as a feed that broke off does."""
+def cut_catalogue_off(dataset: Dataset) -> Rules:
+    """Block all but the first items, as a feed that broke off does."""
     return block(dataset.items["item_id"].to_numpy()[ITEMS_LEFT:])
 
 
@@ -61,7 +61,7 @@ STAGE_FAULTS: Mapping[str, tuple[str, Callable[[Serve, Arrays], Arrays]]] = {
     "ranks reversed": ("rank", stage_faults.reverse_ranks),
     "users mixed up": ("preprocess", stage_faults.confuse_users),
 }
-CATALOGUE_FAULTS: Mapping[str, Callable[[Dataset], Broken]] = {
+CATALOGUE_FAULTS: Mapping[str, Callable[[Dataset], Rules]] = {
     "best sellers reported as sold out": sell_out,
     "all kinds of items but one missing": lose_kinds,
     "a catalogue that was cut off": cut_catalogue_off,
@@ -70,9 +70,9 @@ FAULTS = (*STAGE_FAULTS, *CATALOGUE_FAULTS)
 
 
 def break_stage(repo: Path, generation: int, fault: str) -> None:
-    """Let a published generation of the ensemble layout break once it serves (`begin_fault`). No server may have loaded it yet.
+    """Put a fault into a published generation of the ensemble layout. It has no effect until `begin_fault`.
 
-    fault: of STAGE_FAULTS
+    fault: of STAGE_FAULTS. No server may have loaded the generation yet.
     """
     stage, answer = STAGE_FAULTS[fault]
     folder = find_stage_folder(repo, stage, generation)
@@ -86,19 +86,19 @@ def break_stage(repo: Path, generation: int, fault: str) -> None:
 
 @contextmanager
 def begin_fault(repo: Path, generation: int) -> Iterator[None]:
-    """Let a loaded generation be broken until the block ends, if `break_stage` prepared it."""
-    begun = [path.with_name(BEGUN) for path in repo.glob(f"*/{generation}/stage_faults.py")]
-    for path in begun:
+    """Switch on the fault that `break_stage` put into a generation, until the block ends; do nothing without one."""
+    markers = [path.with_name(BEGUN) for path in repo.glob(f"*/{generation}/stage_faults.py")]
+    for path in markers:
         path.touch()
     try:
         yield
     finally:
-        for path in begun:
+        for path in markers:
             path.unlink()
 
 
-def block(item_ids: np.ndarray) -> dict[str, Any]:
-    """Return rules by which items are never shown. item_ids: int64 [N]"""
+def block(item_ids: np.ndarray) -> Rules:
+    """Return rules by which these items, int64 [N], are never shown."""
     return {"blocked_items": item_ids.tolist()}
 
 

@@ -1,9 +1,12 @@
 """Measure `recommend` over a table far larger than its RAM, against a server with all rows in RAM.
 
-The repository three times, its rank stage over the large table (tables_large_model.py): all rows in RAM, a tenth of them, and a
-tenth with rows that may come late. The candidates of every request have keys drawn by Zipf's law; the rest is the repository's
-own. The servers take turns, with one client, and with the same requests at the same instants: Poisson at half of the peak of
-the server that waits for misses. Requests get the next keys of one sequence, so each server has other keys in the same turn.
+Three servers serve the repository with the large table in its rank stage (tables_large_model.py). One has all rows in RAM. Two
+have a tenth of them: one waits for the rows that it lacks, and one answers without them. The candidates of every request have
+keys drawn by Zipf's law; all else is the repository's own.
+
+The servers take turns, under two loads: one client, and open-loop arrivals at half of the peak of the server that waits. Under
+the second load all get the same requests at the same instants. Each server goes through one sequence of keys at its own pace,
+so in one turn they look up different keys.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ LOAD_SHARE, PEAK_CLIENTS, WINDOW_S = 0.5, (8, 16, 32), 1.5  # of the peak
 MOST_OF_ALL_IN_RAM = 2.0
 ROWS_LOOKED_UP, BYTES_HELD = "recommender_table_rows_total", "recommender_table_resident_bytes"
 
-Requests = tuple[list[bytes], np.ndarray]  # serialised; float64 [N] due at, s
+Requests = tuple[list[bytes], np.ndarray]  # serialised; the instants at which they are due, float64 [N] seconds
 
 
 @dataclass
@@ -78,8 +81,8 @@ class Side:
     def read_ram_share(self, rows: int) -> float:
         """Return memory over the large table's bytes: L1 and RocksDB of every instance, and L2, which they share."""
         level_bytes: dict[str, list[int]] = {"l1": [], "l2": []}
-        for level, of_instance in self.read_metric(BYTES_HELD, "level"):
-            level_bytes[level].append(int(of_instance))
+        for level, instance_bytes in self.read_metric(BYTES_HELD, "level"):
+            level_bytes[level].append(int(instance_bytes))
         return compute_ram_share(rows, sum(level_bytes["l1"]), max(level_bytes["l2"]), processes=len(level_bytes["l2"]))
 
     def read_metric(self, name: str, label: str) -> list[tuple[str, float]]:
@@ -119,7 +122,7 @@ def measure_large(
     step: Callable[[str], None],
 ) -> list[Figure]:
     source = write_table(folder, rows, rng)
-    keys = draw_zipf_keys(rows, exponent, (KEYS, read_candidates(repo)), rng).astype(np.int32)
+    keys = draw_zipf_keys(rows, exponent, (KEYS, read_candidate_count(repo)), rng).astype(np.int32)
     with ExitStack() as running:
         sides = []
         for number, case in enumerate(choose_levels(rows)):
@@ -127,7 +130,7 @@ def measure_large(
             sides.append(serve_case(repo, source, scratch / str(number), rows, case, keys, running))
         read_through(source)
         step("their peaks")
-        peaks = {side.case: measure_peak(side) for side in sides}  # of all: they are equally warm then
+        peaks = {side.case: measure_peak(side) for side in sides}  # of all servers, so that all are equally warm
         rate, waits = LOAD_SHARE * peaks[WAITS], next(side for side in sides if side.case == WAITS)
         before = [side.read_answers() for side in sides]
         for number in range(rounds):
@@ -138,7 +141,7 @@ def measure_large(
         return [f for side, then in zip(sides[1:], before[1:], strict=True) for f in make_figures(side, then, sides[0], rows)]
 
 
-def read_candidates(repo: Path) -> int:
+def read_candidate_count(repo: Path) -> int:
     return read_stage(find_stage_folder(repo, "rank", read_pinned_generation(repo))).axes.candidates
 
 
@@ -200,12 +203,12 @@ def compute_p99_ms(outcome: Outcome) -> float:
 
 
 def make_figures(side: Side, before: Counter[str], all_in_ram: Side, rows: int) -> list[Figure]:
-    """Return a case's figures; the bounds are of the case whose answers are exact."""
+    """Return a case's figures. The bounds apply to the case that waits for misses, whose answers are exact."""
     after = side.read_answers()
-    if after.total() > KEYS * read_candidates(side.bench.site.repo):
+    if after.total() > KEYS * read_candidate_count(side.bench.site.repo):
         raise ServerError(f"{side.case}: {after.total():,.0f} rows were looked up, more than were drawn. Raise KEYS.")
     answers = {answer: count - before[answer] for answer, count in after.items()}
-    plan_in_memory = (answers["l1"] + answers["l2"]) / sum(answers.values())
+    memory_share = (answers["l1"] + answers["l2"]) / sum(answers.values())
     exact, name = side.case == WAITS, f"large: {side.case}"
     least, most = FROM_MEMORY if exact else (None, None)
     ratios = [
@@ -218,6 +221,6 @@ def make_figures(side: Side, before: Counter[str], all_in_ram: Side, rows: int) 
     ]
     return [
         Figure(name=f"{name}, RAM over the rows' bytes", values=[round(side.read_ram_share(rows), 4)], at_most=RAM_SHARE),
-        Figure(name=f"{name}, rows from memory", values=[plan_in_memory], at_least=least, at_most=most),
+        Figure(name=f"{name}, rows from memory", values=[memory_share], at_least=least, at_most=most),
         *ratios,
     ]

@@ -1,7 +1,7 @@
 """The rank stage of a catalogue far larger than the repository's: `tables_large.py` publishes this file as its `model.py`.
 
-Every request's candidates get the next keys of one sequence in the large table; the rest is the repository's own. It runs the
-published code beside it. large/: levels.json, keys.npy int64 [R, C]
+Every candidate of a request gets the next key of one sequence in the large table; all else is the repository's own. This file
+imports the published code beside it. large/: levels.json, and keys.npy, int32 [R, C]
 """
 
 import sys
@@ -24,7 +24,7 @@ class ItemRows:
     """`RankInputs.item_rows` with the keys of the large table in place of the first table's."""
 
     def __init__(self, rows, keys):
-        """rows: int [n_items + 1, S] of the repository; keys: int64 [R, C]."""
+        """rows: int [n_items + 1, S] of the repository; keys: int32 [R, C]."""
         self.shape, self._rows, self._keys, self._next = rows.shape, rows, keys, 0
 
     def take(self, candidates, axis):
