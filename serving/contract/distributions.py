@@ -16,8 +16,8 @@ from serving.contract.tensors import MISSING_INT
 REFERENCES_FILE = "references.json"
 SMALLEST_SHARE = 1e-4  # in place of an empty bin's 0, whose logarithm is infinite
 OTHER = "other"  # of categories: all that are not listed
-BOUND_ROWS = (2_048, 512, 128, 64, 32)  # independent requests of the windows that have a bound; those between are interpolated
-LEAST_INDEPENDENT = BOUND_ROWS[-1]  # requests of a window: from fewer, nothing can be told
+BOUND_ROWS = (2_048, 512, 128, 64, 32)  # numbers of independent requests with a stated bound; others are interpolated
+LEAST_INDEPENDENT = BOUND_ROWS[-1]  # requests of a window: fewer tell nothing
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Reference:
     categories: those of a categorical feature, the most frequent first, OTHER last, else empty
     shares: float64 [bins]; the last bin of a numeric feature holds missing values (NaN)
     psi_bounds: the largest PSI that chance explains in windows of BOUND_ROWS; empty without a bound
-    same_user: share of the pairs of requests of one user that nearly every window of independent requests has at least
+    rows: requests that the export saw
+    same_user: share of the pairs of requests that are of one user; nearly every window of independent requests has more
     """
 
     name: str
@@ -40,7 +41,7 @@ class Reference:
     same_user: float = 0.0
 
     def find_bound(self, independent_rows: float) -> float:
-        """Return the largest PSI that chance explains in a window worth so many independent requests, or infinity."""
+        """Return the largest PSI that chance explains in a window worth so many independent requests; infinity without one."""
         if not self.psi_bounds or independent_rows < LEAST_INDEPENDENT:
             return float("inf")
         # Linear in 1 / rows, as the bound of large bins is.
@@ -63,7 +64,7 @@ class Reference:
 
 
 def compute_same_user(user_ids: np.ndarray) -> float:
-    """Return the share of the pairs of requests that are of one user. Anonymous requests have a user each.
+    """Return the share of the pairs of requests that are of one user. Each anonymous request is of a user of its own.
 
     user_ids: int64 [requests], of two or more
     """
@@ -75,10 +76,10 @@ def count_independent(user_ids: np.ndarray, same_user: float) -> float:
     """Return how many independent requests tell as much as these (Kish's effective sample size).
 
     The requests of one user are alike, so chance moves the shares of a window with five of each user as far as those of a fifth
-    of the requests. Independent requests have pairs of one user too, at least in a share of `same_user`: only others count.
+    of the requests. Independent requests have pairs of one user too, a share of `same_user`: only the share above it counts.
     """
-    found = compute_same_user(user_ids)
-    excess = (found - same_user) / (1 - same_user) if found > same_user else 0.0
+    share = compute_same_user(user_ids)
+    excess = (share - same_user) / (1 - same_user) if share > same_user else 0.0
     return len(user_ids) / (1 + (len(user_ids) - 1) * excess)
 
 

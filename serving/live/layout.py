@@ -39,7 +39,7 @@ class Layout:
                 ("history_ids", "<i8", (self.history,)),  # padded with PAD_ID
                 ("session_ids", "<i8", (self.session,)),  # padded with PAD_ID
                 ("session_ms", "<i8", (self.session,)),
-                ("event_count", "<i8"),  # as the sums, first_ms and last_ms: only of kinds that the interaction log holds
+                ("event_count", "<i8"),  # of kinds in the interaction log, as in the sums, first_ms, last_ms
                 ("sum_weight", "<f8"),
                 ("sum_label", "<f8"),
                 ("first_ms", "<i8"),
@@ -97,6 +97,6 @@ class Layout:
 
 
 def find_offset(dtype: np.dtype, name: str) -> int:
-    """Return the place of a field in a structured dtype, in bytes."""
+    """Return the byte at which a field of a structured dtype begins."""
     assert dtype.fields is not None  # it is structured
     return dtype.fields[name][1]

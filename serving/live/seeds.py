@@ -10,7 +10,7 @@ import numpy as np
 from serving.contract.tensors import PAD_ID
 from serving.live.layout import LATEST_SECOND, Layout
 
-VISIT_MS = 1_800_000  # a record holds the session of a visit, which no generation has
+VISIT_MS = 1_800_000  # without events for so long, a visit is over: until then its session counts, which no generation has
 
 
 class KnownUsers(Protocol):
@@ -43,7 +43,9 @@ def make_records(state, rows: np.ndarray, layout: Layout) -> np.ndarray:
 
 
 def find_surpassed(records: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return the rows, int64 [M], of records [N] that hold less than the generation knows. known: records [N] of its knowledge
+    """Return the rows, int64 [M], of records [N] that hold less than the generation knows.
+
+    known: records [N] of what the generation knows of the same users
 
     It must know more events, the latest of them no older than the record's, and each event of the record's history.
     """

@@ -10,7 +10,7 @@
     changes  sequence (big-endian)     -> type and id          what `upsert` changed, in order
     meta     layout, kinds, progress, digests of erased users
 
-All users of a folder in one process share one environment, because LMDB forbids opening it twice.
+All that open a folder in one process share one environment, because LMDB forbids opening it twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "
 SETS = ("seen",)  # databases with many values of one size per key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
 COUNTERS, MACHINE, ERASED = b"counters", b"machine", b"erased "
-FORMER = b"former machines"  # JSON: names that a restored store had, each with the last sequence that it names
+FORMER = b"former machines"  # JSON: names that a restored store had before, each with the last sequence under that name
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 LEARNED = "learned"  # folder of weights that the next generation starts from (training/models/warm_start.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
@@ -78,7 +78,7 @@ class Store:
     def __init__(self, folder: Path, store_bytes: int) -> None:
         """Open the folder's environment. Raises ConfigError or DependencyError."""
         refuse_foreign(folder)
-        self.folder, self.n_users = folder, 1
+        self.folder, self.n_openers = folder, 1
         try:
             self.env = lmdb.open(
                 str(folder),
@@ -131,7 +131,7 @@ class Store:
             return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
 
     def is_removed(self) -> bool:
-        """Return whether the environment's file is not at its place any more: the next server would not find what it holds."""
+        """Return whether the environment's file was moved or deleted, so that the next server would not find its events."""
         try:
             found = os.stat(self.folder / DATA_FILE)
         except OSError:
@@ -147,15 +147,15 @@ class Store:
         return os.fstat(self._file).st_size
 
     def close_files(self) -> None:
-        """Close the environment, whoever uses it."""
+        """Close the environment, even while others have it open."""
         self.env.close()
         os.close(self._file)
 
     def close(self) -> None:
         """Release the environment. The last release in this process closes it."""
         with _OPENING:
-            self.n_users -= 1
-            if not self.n_users:
+            self.n_openers -= 1
+            if not self.n_openers:
                 del _OPEN[self.folder]
                 self.close_files()
 
@@ -173,7 +173,7 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
     folder = Path(os.path.abspath(folder))
     with _OPENING:
         if store := _OPEN.get(folder):
-            store.n_users += 1
+            store.n_openers += 1
         else:
             if create:
                 make_folder(folder)
@@ -195,8 +195,8 @@ def has_store(folder: Path) -> bool:
         return (folder / DATA_FILE).exists()
     except OSError as error:
         raise DependencyError(
-            f"The live store in {folder} cannot be read: {error.strerror}. It belongs to who served this repository first. "
-            f"Serve as that user, or give it to the one who serves now: chown -R USER {folder}"
+            f"The live store in {folder} cannot be read: {error.strerror}. It belongs to the user who served this repository "
+            f"first. Serve as that user, or give the folder to the user who serves now: chown -R USER {folder}"
         ) from error
 
 
@@ -207,9 +207,9 @@ def find_live_folder(repository: Path, stated: str = "") -> Path:
 
 
 def set_aside(folder: Path, shop: str) -> Path | None:
-    """Rename the store if it belongs to another shop, so that equal ids of two shops are not mixed up. Return its new path.
+    """Rename the store if it belongs to another shop, so that equal ids of two shops are not mixed up.
 
-    Returns None if the store stays. Several processes may call this at the same time, but none may be reading the store.
+    Return its new path, None if the store stays. Several processes may call this at once, but none may be reading the store.
     """
     if not read_other_shop(folder, shop):
         return None
@@ -231,10 +231,7 @@ def read_other_shop(folder: Path, shop: str) -> str:
         return ""
     try:
         store = open_store(folder)
-    except (
-        DependencyError,
-        FileNotFoundError,
-    ):  # another process is making or moving it, or the writer will say why
+    except (DependencyError, FileNotFoundError):  # another process makes or moves it, or the writer will say why
         return ""
     try:
         other = store.read_shop()

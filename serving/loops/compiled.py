@@ -5,9 +5,9 @@
 
 numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
 this code, so machine code is cached by content, not by path: a new generation finds what an older one compiled. The key of a
-function covers its own module, the loop modules which that module imports, and the constants which it imports from elsewhere;
+function covers its own module, the modules with loops that it imports, and the constants that these import from elsewhere;
 editing any other file recompiles nothing. Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per
-module and key. The KEPT_FOLDERS that were used last are kept for each module. Where the folder cannot be written or read, or
+module and key. For each module, the KEPT_FOLDERS that were used last are kept. Where the folder cannot be written or read, or
 its files are damaged or removed, a process compiles for itself, which costs seconds at its start.
 """
 
@@ -218,12 +218,12 @@ def holds_loops(module: str) -> bool:
 
 def find_assignment(module: str, name: str) -> str:
     """Return the source of the top-level assignments to `name`; "" when it is a class, a function or imported."""
-    found = []
+    assignments = []
     for node in parse_module(module).body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
-            found.append(ast.unparse(node))
-    return "\n".join(found)
+            assignments.append(ast.unparse(node))
+    return "\n".join(assignments)
 
 
 @cache

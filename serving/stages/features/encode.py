@@ -156,22 +156,22 @@ class Plan:
 
     @cached_property
     def _bins(self) -> dict[str, tuple[float, float, float, np.ndarray]]:
-        """Return fill, low, high and boundaries of each "bins" column, by name."""
+        """(fill, low, high, boundaries) of each "bins" column, by name."""
         columns = (c for c in (*self.categorical, *self.lists) if c.kind == "bins")
         return {c.name: (*_find_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the encoded columns: categories, then numbers. Lists have none."""
+        """Names of the encoded columns: categories, then numbers; lists are left out."""
         return (*(column.name for column in self.categorical), *(column.name for column in self.continuous))
 
     @property
     def rows(self) -> dict[str, int]:
-        """Return the number of table rows of each categorical and list column, by name."""
+        """Number of table rows of each categorical and list column, by name."""
         return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}
 
     def __call__(self, columns: Mapping[str, Any]) -> Encoded:
-        """Encode B rows: `columns` must hold every source this plan reads, a Ragged for list columns; others are ignored."""
+        """Encode B rows. columns: [B] raw values by name, a Ragged for lists; those that this plan does not read are ignored"""
         read: tuple[CategoryColumn | NumberColumn, ...] = (*self.categorical, *self.continuous)
         n_rows = next((len(columns[column.source]) for column in read), 0)
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)
@@ -269,11 +269,11 @@ def _find_limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, f
 @compiled
 def _look_up(keys, rows, values):
     """Return the rows of values, int64 [B]; OOV_ROW for values not in keys, int64 [n] ascending, with rows int64 [n]."""
-    found = np.searchsorted(keys, values)
+    places = np.searchsorted(keys, values)
     for row in range(len(values)):
-        known = found[row] < len(keys) and keys[found[row]] == values[row]
-        found[row] = rows[found[row]] if known else OOV_ROW
-    return found
+        known = places[row] < len(keys) and keys[places[row]] == values[row]
+        places[row] = rows[places[row]] if known else OOV_ROW
+    return places
 
 
 @compiled
@@ -292,7 +292,7 @@ def _find_bins(values, fill, low, high, boundaries):
 def _fill_and_clip(values, limits, log_row, logs):
     """Fill and clip `values`, float64 [G, B], in place; limits: float64 [G, 3].
 
-    Write 1 + column g to logs[log_row[g]] if not -1.
+    Write 1 + column g to logs[log_row[g]], unless log_row[g] is -1.
     """
     for column in range(values.shape[0]):
         fill, low, high = limits[column]
@@ -335,7 +335,7 @@ def save_strings(folder: Path, name: str, texts: list[str]) -> None:
 
 
 def load_strings(folder: Path, name: str) -> list[str]:
-    """Read what save_strings wrote. Raises ArtifactError when the files are missing or disagree."""
+    """Read what `save_strings` wrote. Raises ArtifactError when the files are missing or disagree."""
     blob = open_array(folder, f"{name}.bytes").tobytes()
     offsets = open_array(folder, f"{name}.offsets").tolist()
     if offsets[0] != 0 or offsets[-1] != len(blob):

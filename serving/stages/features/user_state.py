@@ -31,10 +31,11 @@ class UserState:
     """The state of B users at one time. A user without events has zeros and padding everywhere.
 
     user_ids            int64 [B]
-    history_ids         int64 [B, H] items of the last positive events, newest first, padded with PAD_ID
+    history_ids         int64 [B, H] items of the last positive events, newest first, padded with PAD_ID; live, items that the
+                        user only looked at may come before them
     history_times       int64 [B, H] unix seconds, 0 where padded
     history_categories  int32 [B, H] category code of each item, NO_CATEGORY where padded or unknown
-    history_interests   int64 [B] how many of the newest items were not taken: the user only showed interest in them, live
+    history_interests   int64 [B] how many items of the history, the first ones, the user only looked at
     event_count         int64 [B] events of any kind; sum_weight, sum_label: their sums, float64 [B]
     first_time, last_time   int64 [B] unix seconds of the first and latest event, 0 without one
     profile             name -> [B] int64 | float64 | object of str (None = missing)
@@ -156,7 +157,10 @@ def _as_raw(values: np.ndarray) -> np.ndarray:
 
 
 class Events(NamedTuple):
-    """Positive events grouped by user, oldest first: int64 [N], int64 [N], int32 [N]; categories may be None."""
+    """Positive events grouped by user, oldest first. ids: int64 [N] items; times: int64 [N] unix seconds
+
+    categories: int32 [N] codes; None where histories need none
+    """
 
     ids: np.ndarray
     times: np.ndarray
@@ -184,8 +188,10 @@ def build_state(
 
 @compiled
 def _gather_histories(starts, ends, length, event_ids, event_times, event_categories):
-    """Return (item ids, unix seconds, category codes), each [B, length], of the last events; codes are [B, 0] without
-    categories."""
+    """Return item ids int64, unix seconds int64, category codes int32, each [B, length], of the last events, newest first.
+
+    Without categories, codes are [B, 0].
+    """
     shape = (len(starts), length)
     ids, times = np.full(shape, PAD_ID), np.zeros(shape, np.int64)
     codes = np.full((len(starts), length if len(event_categories) else 0), NO_CATEGORY, np.int32)
@@ -211,16 +217,15 @@ def override_history(
     overridden = history[:, 0] != FROM_STORE
     if not np.count_nonzero(overridden):
         return state
-    given = history[overridden]
-    positions = items.find_positions(given)
+    positions = items.find_positions(history[overridden])
     known = positions < items.n_items
     order = np.argsort(~known, axis=1, kind="stable")  # known items first, in their order
     positions = np.take_along_axis(positions, order, axis=1)
     counts = known.sum(axis=1)
     times = np.where(positions < items.n_items, as_of_s, 0)
     moment = np.where(counts > 0, as_of_s, 0)
-    codes = item_category[positions] if state.history_categories.shape[1] else np.empty((len(given), 0), np.int32)
-    unknown = np.full(len(given), np.nan)
+    codes = item_category[positions] if state.history_categories.shape[1] else np.empty((len(positions), 0), np.int32)
+    unknown = np.full(len(positions), np.nan)
     return replace(
         state,
         history_ids=_replace_rows(state.history_ids, overridden, items.take_ids(positions)),
@@ -237,6 +242,7 @@ def override_history(
 
 
 def _replace_rows(values: np.ndarray, rows: np.ndarray, new: np.ndarray | np.floating | int) -> np.ndarray:
+    """Return a copy of `values` with `new` in some rows. rows: bool [B]"""
     changed = np.array(values)
     changed[rows] = new
     return changed

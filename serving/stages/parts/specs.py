@@ -29,7 +29,7 @@ RANK_FEATURES, RANK_ROWS, RANK_EMBEDDINGS, RANK_DENSE, RANK_SCORES = (
 RERANK_LIST, RERANK_NETWORK, RERANK_RULES = "rerank_list", "rerank_network", "rerank_rules"
 
 KEYS, NUMKEYS, HPS_OUTPUT = "KEYS", "NUMKEYS", "OUTPUT0"  # the hps backend's own names
-FREE = -1  # Triton's dim of any size
+FREE = -1  # in Triton's dims: any size
 
 
 @dataclass(frozen=True)

@@ -109,12 +109,12 @@ class LowerLevels:
 
         self._caught_up = self._find_stored()
         rings = {name: table.shared.ring for name, table in self.tables.items() if table.shared is not None}
-        had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
+        earlier = {name: ring.stored_reached.copy() for name, ring in rings.items()}  # what the stores had before
         store = open_l3(self.config)
-        if not all(store.read_position(name).covers(had[name]) for name in rings):
+        if not all(store.read_position(name).covers(earlier[name]) for name in rings):
             store.catch_up()  # rows written since it was opened
         for name, ring in rings.items():
-            if not store.read_position(name).covers(had[name]):  # a new database without updates, which the updater replays
+            if not store.read_position(name).covers(earlier[name]):  # a new database without updates, which the updater replays
                 ring.set(STORED, UNKNOWN)
                 self._caught_up[name] = UNKNOWN  # after the replay `stored` may have its old value again
         return store
@@ -133,7 +133,7 @@ class LowerLevels:
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
-        """Return rows by table of distinct keys, int64 [U], and False when a needed level is down."""
+        """Return the rows of distinct keys, int64 [U] by table, and whether all needed levels answered with current rows."""
         fetched = {name: self._start_fetch(name, keys) for name, keys in wanted.items()}
         intact = self._read_memory(fetched)
         if self.redis is not None:
@@ -187,12 +187,12 @@ class LowerLevels:
         keys, stored, _ = recent  # in ascending order of key
         asked = rows.keys[rows.lacking]
         places = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
-        there = keys[places] == asked if len(keys) else np.zeros(len(asked), bool)
-        found, rows.lacking = rows.lacking[there], rows.lacking[~there]
-        rows.vectors[found], rows.level[found] = codec.decode(stored[places[there]]), IN_L2
+        is_found = keys[places] == asked if len(keys) else np.zeros(len(asked), bool)
+        found, rows.lacking = rows.lacking[is_found], rows.lacking[~is_found]
+        rows.vectors[found], rows.level[found] = codec.decode(stored[places[is_found]]), IN_L2
 
     def _read_l3(self, fetched: dict[str, Fetched]) -> bool:
-        """Read L3, or the exported tables while it is down. Return False while it is."""
+        """Read L3, or the exported tables while it is down. Return False when L3 is down or rows may be stale."""
         if self.l3 is None:
             return True
         caught_up = not self._is_behind(fetched) or self.catch_up()
@@ -203,17 +203,17 @@ class LowerLevels:
         return False
 
     def _read_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
-        """Read missing rows from a level and mark them as its own. Return False when it is down or rows may be stale."""
+        """Read missing rows from a level. Return False when it is down or rows may be stale. mark: for `Fetched.level`"""
         wanted = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
         if not wanted:
             return True
         found, intact = level.use(lambda store: store.read(wanted))
-        for name, (vectors, there) in (found or {}).items():
+        for name, (vectors, is_found) in (found or {}).items():
             rows, shared = fetched[name], self.tables[name].shared
             rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # discovered while it was read
-            places = rows.lacking if there is None else rows.lacking[there]
-            rows.lacking = rows.lacking[:0] if there is None else rows.lacking[~there]
-            rows.fill_in(places, vectors if there is None else vectors[there], self.tables[name].codec)
+            places = rows.lacking if is_found is None else rows.lacking[is_found]
+            rows.lacking = rows.lacking[:0] if is_found is None else rows.lacking[~is_found]
+            rows.fill_in(places, vectors if is_found is None else vectors[is_found], self.tables[name].codec)
             rows.level[places] = mark if rows.trusted else PERHAPS_OLD
             intact = intact and (rows.trusted or not len(places))
         return intact
@@ -247,7 +247,7 @@ class LowerLevels:
 
     # --- filling ------------------------------------------------------------------------------------------------------------
     def promote(self, name: str, rows: Fetched) -> bool:
-        """Insert rows from L3 into L2. Return False when L2 is full."""
+        """Insert rows from L3 into L2. Return False when L2 in Redis has no space, or L3 cannot say how new its rows are."""
         places = np.flatnonzero(rows.level == IN_L3)
         shared = self.tables[name].shared
         if not len(places):
