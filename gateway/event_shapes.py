@@ -24,7 +24,7 @@ TIME = WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "format
 
 Value = str | int | float | None
 
-OTHER_METARANK = {  # Metarank's events that are none here, and what to do with them
+OTHER_METARANK = {  # Metarank's events that are no events here, and what to send instead
     "item": 'is a change of an item. Send its fields as an object, such as {"price": 9.5}, by PUT /v1/items/{id}',
     "user": 'is a change of a user. Send its fields as an object, such as {"country": "DE"}, by PUT /v1/users/{id}',
     "ranking": "is not needed, because the gateway knows its own answers. Leave it out, and send interactions with the "
@@ -109,9 +109,10 @@ INLINE = WithJsonSchema({"type": "object", "required": ["name", "value"]})  # a 
 
 
 class MetarankEvent(BaseModel):
-    """An interaction of Metarank. Of user and session, the user counts. ranking: the request_id of the answer it is about
+    """An interaction of Metarank. If it has user and session, the user counts.
 
-    fields: context columns. Metarank's events of items and users are changes here: `PUT /v1/items/{id}`, `PUT /v1/users/{id}`.
+    ranking: the request_id of the answer that it is about; fields: context columns
+    Metarank's events of items and users are changes here: `PUT /v1/items/{id}`, `PUT /v1/users/{id}`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -167,7 +168,7 @@ SHAPES: tuple[type[BaseModel], ...] = (EventBody, MetarankEvent, GorseFeedback)
 
 
 def explain_refusal(error: ValidationError) -> str:
-    """Return the first fault of an event as a message. error: of `read_event`"""
+    """Return the first fault of an event as a message. error: that `read_event` raised"""
     fault = error.errors()[0]
     whole = [] if fault["type"] == "value_error" else ["event"]
     known = next((shape.model_fields for shape in SHAPES if shape.__name__ == error.title), EventBody.model_fields)

@@ -82,7 +82,7 @@ class Answering:
         self._exposures, self._experiments, self._explainer = exposures, experiments, explainer
 
     async def answer(self, question: Question) -> Answered:
-        """Return the answer.
+        """Return the answer, of popular items where the servers fail.
 
         Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
         """
@@ -100,16 +100,15 @@ class Answering:
         except InvalidRequest:
             raise
         except Exception as error:  # of any kind: the shop must get items to show
-            reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
             if not question.fallback:
                 raise
+            reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
             self._metrics.fallbacks.labels(reason).inc()
             trace.get_current_span().add_event("popular items", {"reason": reason})
             if not isinstance(error, Overloaded):  # under overload, a log line for each would add to the load
                 fields = {"request_id": request_id, "reason": reason}
-                log.warning(
-                    "answered with popular items: %s", error, exc_info=not _is_expected(error), extra={"fields": fields}
-                )
+                unexpected = not isinstance(error, RecommenderError)
+                log.warning("answered with popular items: %s", error, exc_info=unexpected, extra={"fields": fields})
             content = self._build_popular(question, query, is_known, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
@@ -149,7 +148,7 @@ class Answering:
     async def _add_reasons(
         self, items: list[dict[str, Any]], query: Query, shown: Shown, challenger: int | None, left_s: float
     ) -> list[dict[str, Any]]:
-        """Return the items with their reasons, null where they are not found within `left_s`: they must not cost an answer."""
+        """Return the items with their reasons; with null if they take longer than `left_s`, because the answer cannot wait."""
         answer, teams = shown.answer, shown.teams or [CHAMPION] * len(items)
         reasons: list[dict[str, Any] | None] = [None] * len(items)
         generations = [challenger if challenger and team == CHALLENGER else answer.generation for team in teams]
@@ -237,7 +236,3 @@ class Answering:
 
 def list_degraded(degraded: Degraded) -> list[str]:
     return [name for bit, name in DEGRADED_NAMES.items() if bit in degraded]
-
-
-def _is_expected(error: Exception) -> bool:
-    return isinstance(error, RecommenderError)

@@ -1,4 +1,4 @@
-"""The forms of the answers, for /openapi.json. The gateway builds plain dictionaries; tests check them against these forms."""
+"""The schemas of the answers, for /openapi.json. The gateway builds plain dictionaries, which tests check against these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Id = int | str
 
 
 class Strict(BaseModel):
-    """The common base: a form without further fields."""
+    """Base of all schemas: an answer has no other fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,7 +45,7 @@ class Reasons(Strict):
 
 
 class Recommended(Scored):
-    """reasons: only with `reasons=true`; null where they are not known, as of popular items."""
+    """reasons: only with `reasons=true`; null where they are not known, as for popular items."""
 
     reasons: Reasons | None = None
 
@@ -63,8 +63,8 @@ class Recommendations(Strict):
 class Generation(Strict):
     """The generation that answers. log: number of events, first and last day of what it learned from
 
-    quality: NDCG@10 and Recall@20 of the ranker on validation requests, and their number; empty where the log held none. Items
-        that retrieval missed do not count, so they say nothing of retrieval, nor which of two generations is better.
+    quality: NDCG@10 and Recall@20 of the ranker on validation requests, and the number of these; empty where the log held none.
+        Items that retrieval missed do not count, so this says nothing about retrieval, nor which of two generations is better.
     """
 
     generation: int
@@ -79,14 +79,14 @@ class Error(Strict):
 
 
 class Failed(Strict):
-    """The event is not known to be durable. id: to send it again with, so that it counts once; absent if it cannot be read."""
+    """The event is not known to be durable. id: to send it again with, so that it counts once; absent if it was unreadable."""
 
     error: Error
     id: str | None = None
 
 
 class Accepted(Strict):
-    """The event is durable: its place in the log, and its id. It has a warning if its item is not in the catalogue."""
+    """The event is durable. sequence: its place in the log; warning: only if its item is not in the catalogue."""
 
     sequence: int
     id: str
@@ -118,7 +118,7 @@ class Similar(Strict):
 
 
 class Place(Strict):
-    """An item's place after a stage. rank: counted from 1, null where the stage dropped the item; of: items that it kept."""
+    """An item's place after a stage. rank: counted from 1, null if the stage dropped the item; of: how many it kept."""
 
     stage: Literal["retrieve", "rank", "rerank", "rules"]
     rank: int | None
@@ -135,10 +135,10 @@ class RuleMove(Strict):
 
 
 class Explanation(Strict):
-    """why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors.
+    """Why a visitor is shown an item or not. user: null for a session or a history; known: null where neither is given
 
-    user: null for a session or a history; known: null where neither user nor session is given
-    generation: the explained one; experiment: a sentence if an experiment shows the user items of another one too, else null
+    why: the reason in words; source: what proposes the item (docs/gateway.md); because: the history's contributors
+    generation: the explained one; experiment: a sentence if an experiment shows the visitor items of another one too, else null
     """
 
     user: Id | None
@@ -188,7 +188,7 @@ class ExperimentFacts(Strict):
 
 
 class ArmCounts(Strict):
-    """Answers of an arm and their feedback. clicked, converted: the number of answers with such an event on a shown item."""
+    """Answers of an arm and their feedback. clicked, converted: answers with a click or a conversion on a shown item."""
 
     arm: str
     answers: int
@@ -214,8 +214,8 @@ class Look(Strict):
 class ExperimentReport(Strict):
     """experiment: null if none was ever started; decision: the verdict, or how the experiment ended, in words.
 
-    split: how many users met each arm of an A/B test, in words; wrong_split: whether its share does not explain them.
-    users_share: share of the users whose answers all of this is about; below 1 where answers are too many to judge at once.
+    split: how many users met each arm of an A/B test, in words; wrong_split: whether the stated share cannot explain this.
+    users_share: share of the users whose answers are counted here; below 1 where all would be too many to judge at once.
     """
 
     experiment: ExperimentFacts | None

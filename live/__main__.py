@@ -61,7 +61,7 @@ def inspect(
     repo: Repo = DEFAULT,
     user: Annotated[str | None, typer.Option(help="show what is known of this user, as the shop writes it")] = None,
     item: Annotated[
-        str | None, typer.Option(help="show the columns that upsert set of this item, as the shop writes it")
+        str | None, typer.Option(help="show the columns of this item, as the shop writes it, that upsert has set")
     ] = None,
 ) -> None:
     """Print what the store holds: events, users, items, clock, bytes."""
@@ -117,7 +117,7 @@ def compact(
         float | None,
         typer.Option(
             min=0,
-            help="newer events stay in the store, and repeated event ids are recognised (default: key_days of the export)",
+            help="newer events stay in the store, which recognises repeated ids of theirs (default: key_days of the export)",
         ),
     ] = None,
     archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,
@@ -138,7 +138,7 @@ def compact(
 def maintain(
     repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = ""
 ) -> None:
-    """Run one round of maintenance by the export's settings of `live`: archive, remove expired segments, forget idle users."""
+    """Do one round of maintenance with the `live` settings of the export: archive, remove old segments, forget idle users."""
     settings, folder = read_published_settings(repo), find_store(repo)
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
     with lock(folder) as is_ours:
@@ -225,7 +225,7 @@ def erase(
 ) -> None:
     """Erase a user or visitor from the store, the archive and Redis, search for remains, and keep the result as proof.
 
-    Exit code 1 for somebody of whom neither these nor the pinned generation know anything, as after a typing error.
+    Exit code 1 when neither these nor the pinned generation know anything of the user, as after a typing error.
     """
     if user is not None and session is None:
         user_id, described = find_user_id(repo, user), f"user {user!r}"
@@ -255,7 +255,7 @@ def forget(
     ] = None,
     repo: Repo = DEFAULT,
 ) -> None:
-    """Forget columns that upsert set of items, such as prices that a newer data set has too. Then export.
+    """Forget columns of items that upsert has set, such as prices that a newer data set has too. Then export.
 
     Exit code 1 when an item had none.
     """
@@ -294,9 +294,11 @@ def backup(
 def restore(
     folder: Annotated[Path, typer.Argument(help="that `backup` wrote", resolve_path=True)],
     repo: Repo = DEFAULT,
-    replace: Annotated[bool, typer.Option("--replace", help="keep the store that is there in a folder inside of it")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="replace the store that is there, and keep it in a folder inside the new one")
+    ] = False,
 ) -> None:
-    """Put a backup into the place of a repository's live store. Stop the server first."""
+    """Restore a backup as the live store of a repository. Stop the server first."""
     target, shop = find_live_place(repo)
     done = restore_backup(folder, target, shop, replace)
     out.print(
@@ -333,7 +335,7 @@ def read_published_settings(repo: Path) -> LiveSettings:
 
 
 def read_clock_ms(repo: Path) -> int:
-    """Return the clock of the generation that a start of the server serves, in unix milliseconds. Raises ArtifactError."""
+    """Return the clock of the pinned generation, in unix milliseconds. Raises ArtifactError."""
     folder = find_stage_folder(repo, STAGES[1], read_pinned_generation(repo))
     return 1_000 * read_stage(folder).settings["as_of_s"]
 

@@ -27,11 +27,11 @@ def find_item_id(repo: Path, item: str) -> int:
 
 
 def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
-    """Return the int64 id of a user or an item.
+    """Return the int64 id of a user or an item. what: "user" or "item", for messages
 
-    Where the shop's ids are text, one that was added since the export has the hash of the text, or the next hash that none of
-    the published ones has; a known int64 id is accepted too.
-    A store outlives its repository: without one, a number is the id itself, and a text is hashed.
+    Where the shop's ids are text, an id that was added since the export is the hash of its text, or the next hash that no
+    published id has. A published int64 id is accepted too.
+    A store outlives its repository: without a repository, a number is the id itself, and a text is hashed.
     Raises ConfigError for a text in a shop whose ids are numbers, and RecommenderError when the repository cannot be read.
     """
     number = parse_whole_number(text)

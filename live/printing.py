@@ -47,13 +47,13 @@ def show_columns(change: Change) -> None:
 
 
 def describe_oldest(changes: Iterable[Change]) -> str:
-    """Return when the oldest of the columns that upsert set was set, to be added to a count; "" without any."""
+    """Return text that follows the number of changes: when the oldest of their columns was set; "" without any."""
     times_ms = [change.set_ms[name] for change in changes for name in change.columns]
     return f", the oldest column {format_time(min(times_ms))}" if times_ms else ""
 
 
 def format_time(time_ms: int) -> str:
-    """Return a time, unix milliseconds, as text; "never" for 0."""
+    """Return a time as text; "never" for 0. time_ms: unix milliseconds"""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000)) if time_ms else "never"
 
 

@@ -1,4 +1,4 @@
-"""Read the answers and events of a running experiment look by look: each once, and of no more users than fit in memory."""
+"""Read the answers and events of a running experiment at every look: only new ones, and of as many users as fit in memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLUMNS = (
 
 
 class JudgedEvents:
-    """The events that react to the answers of the experiment that runs. folder: of the live store
+    """The events that react to the answers of the running experiment. folder: of the live store
 
-    An event may arrive before a gateway writes its answer, so it is kept for WAITS_MS.
+    An event may arrive before a gateway writes its answer, so an event without one is kept for WAITS_MS.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class JudgedEvents:
         self._kept = EventBatch.join([])
 
     def read(self, experiment: Experiment, answers: pa.Table) -> list[tuple[np.ndarray, EventBatch]]:
-        """Return the events as `join_feedback` takes them; reads those since the last call. answers: of JudgedAnswers"""
+        """Read the events since the last call. Return all, as `join_feedback` takes them. answers: of JudgedAnswers"""
         if not Reader(self._folder).exists():
             return []
         version = experiment.name, experiment.changed_ms
@@ -55,7 +55,7 @@ class JudgedEvents:
 
 
 def take_reactions(batch: EventBatch) -> EventBatch:
-    """Return the observed events that name an answer, without users and other texts, which an erasure could not remove."""
+    """Return the observed events that name an answer, without their users and all other texts: no erasure reaches them here."""
     observed = np.flatnonzero(batch.headers["type"] == OBSERVED).tolist()
     rows = [row for row in observed if batch.request_ids[row]]
     headers, blanks = batch.headers[rows], [b""] * len(rows)
@@ -64,17 +64,17 @@ def take_reactions(batch: EventBatch) -> EventBatch:
 
 
 def take_known(events: EventBatch, answers: set[bytes]) -> EventBatch:
-    """Return the events that name one of the answers, by request ids, and those whose answer may still be written."""
+    """Return the events that name one of `answers`, request ids, and those whose answer may still be written."""
     received_ms = events.headers["received_ms"]
     is_known = np.fromiter((request_id in answers for request_id in events.request_ids), bool, len(events))
     return events.take(np.flatnonzero(is_known | (received_ms > received_ms.max(initial=0) - WAITS_MS)))
 
 
 class JudgedAnswers:
-    """The answers of the experiment that runs. folder: of the live store; most: answers in memory
+    """The answers of the running experiment. folder: of the live store; most: answers in memory
 
-    Whenever they are more than `most`, half of the users are left out, with all of their answers: a hash of the user id
-    chooses them, so that which users stay depends on nothing that they did.
+    Whenever there are more than `most`, half of the users are left out, with all of their answers. A hash of the user id
+    chooses them, so that it does not depend on what they did.
     """
 
     def __init__(self, folder: Path, most: int = MOST_ANSWERS) -> None:
@@ -85,7 +85,7 @@ class JudgedAnswers:
 
     @property
     def share(self) -> float:
-        """The share of the users whose answers the last look saw."""
+        """Share of the users whose answers the last call of `read` returned."""
         return self._share
 
     def read(self, experiment: Experiment) -> pa.Table:
@@ -121,7 +121,7 @@ class JudgedAnswers:
 
 
 def take_users(answers: pa.Table, share: float) -> pa.Table:
-    """Return all answers of a share of the users; erased users are chosen answer by answer."""
+    """Return all answers of a share of the users. Answers of erased users, who have no id, are chosen one by one."""
     ids = pc.coalesce(answers["user_id"], answers["time_ms"]).to_numpy().astype(np.uint64)
     return answers if share == 1.0 else answers.filter(hash_ids(ids) < np.uint64(share * 2**64))
 

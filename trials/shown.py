@@ -1,4 +1,4 @@
-"""Read the answers that users saw part by part, each with what users did, so that a log of any size fits in memory."""
+"""Read the answers that users saw, with what users did, in parts, so that memory holds a part of a log of any size."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def read_shown(
         wanted &= pc.field("generation") == generation
     found = False
     for answers in read_parts(folder, wanted, since_ms):
-        own = answers if share is None else take_share(answers, share)
-        if len(own):
+        shown = answers if share is None else take_share(answers, share)
+        if len(shown):
             found = True
-            from_ms, until_ms = pc.min_max(own["time_ms"]).as_py().values()
-            yield own, join_feedback(own, read_events(folder, from_ms, until_ms + int(1_000 * ATTRIBUTION_S)))
+            from_ms, until_ms = pc.min_max(shown["time_ms"]).as_py().values()
+            yield shown, join_feedback(shown, read_events(folder, from_ms, until_ms + int(1_000 * ATTRIBUTION_S)))
     if not found:
         raise TrialError(explain_nothing(folder, experiment, since_ms, generation))
 
 
 def read_parts(folder: Path, wanted: pc.Expression, from_ms: int = 0) -> Iterator[pa.Table]:
-    """Yield the answers of a live store's log that `wanted` holds for, PART_ANSWERS at a time, the oldest first.
+    """Yield the answers of a live store's log that match `wanted`, PART_ANSWERS at a time, the oldest first.
 
-    Files written before `from_ms` (unix milliseconds) are not read.
+    from_ms: leave out files that were written before, in unix milliseconds
     """
     waiting = SCHEMA.empty_table()
     for path in list_exposure_files(folder / FOLDER):
@@ -65,7 +65,7 @@ def read_parts(folder: Path, wanted: pc.Expression, from_ms: int = 0) -> Iterato
 
 
 def read_users(folder: Path, experiment: str, since_ms: int) -> pa.Table:
-    """Return who met which arm of an experiment since then, as `measure_split` takes it. since_ms: unix milliseconds"""
+    """Return the answers of an experiment, as `measure_split` takes them. since_ms: the earliest time, unix milliseconds"""
     wanted = (pc.field("experiment") == experiment) & (pc.field("time_ms") >= since_ms)
     tables = [
         table.filter(wanted)
