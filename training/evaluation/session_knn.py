@@ -18,9 +18,10 @@ from serving.loops.compiled import compiled
 
 
 class KnnSettings(NamedTuple):
-    """own_items: the user's newest items to use; latest: the newest events to use per item.
+    """own_items: how many of the user's newest items are used; latest: how many of an item's newest events are used
 
-    normalise: divide a similarity by the root of the visit's length; idf: weigh rare items more
+    neighbours: visits whose items are recommended; normalise: divide a similarity by the root of the visit's length
+    idf: weigh rare items more
     """
 
     own_items: int = 20
@@ -60,10 +61,10 @@ class Visits(NamedTuple):
 
 
 def answer_events(visits: Visits, queries: np.ndarray, n_items: int, settings: KnnSettings, n_answers: int = 20) -> np.ndarray:
-    """Return the predicted items of each query, an event, int64 [Q, n_answers] positions, best first, padded with n_items.
+    """Return the predicted items of each query, int64 [Q, n_answers] positions, best first, padded with n_items.
 
-    queries: int64 [Q] rows of these events, ascending. Items that the user has seen are excluded; short lists are filled by
-    popularity.
+    queries: int64 [Q] rows of the events to predict, ascending. Items that the user has seen are excluded; short lists are
+    filled by the popularity before the first query.
     """
     learned = visits.visits >= 0
     before = np.zeros(len(learned), bool)
@@ -90,7 +91,8 @@ class Grouped(NamedTuple):
 class Workspace(NamedTuple):
     """Arrays that every query uses again.
 
-    similarity, place_of: float64 [n_visits], to the user's items, and the place of the item found last
+    similarity: float64 [n_visits], of each visit to the user's items
+    place_of: float64 [n_visits], the place in latest_items of the newest item that the visit has too
     scores: float64 [n_items]; seen_by: int64 [n_items], the last query whose user had seen this item
     latest_items: int64 [own_items], the user's newest items, newest first
     """
@@ -112,7 +114,7 @@ def _group(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> Grouped:
 def _answer(log, queries, by_item, by_visit, by_user, popular, settings, answers):
     """Fill `answers`, going through the log once. log: Visits; by_item, by_visit, by_user: Grouped"""
     n_items, n_visits = len(by_item.starts) - 1, len(by_visit.starts) - 1
-    n_of_item, n_of_user = np.zeros(n_items, np.int64), np.zeros(len(by_user.starts) - 1, np.int64)  # events that are known
+    n_of_item, n_of_user = np.zeros(n_items, np.int64), np.zeros(len(by_user.starts) - 1, np.int64)  # events so far
     work = Workspace(
         np.zeros(n_visits),
         np.zeros(n_visits),
@@ -139,10 +141,10 @@ def _answer(log, queries, by_item, by_visit, by_user, popular, settings, answers
 
 
 @compiled
-def _take_latest(log, query, user, n_known, by_user, work):
+def _take_latest(log, query, user, n_events, by_user, work):
     """Put the user's newest items into the workspace, and mark all as seen. Return how many are used."""
     n_latest = 0
-    for place in range(n_known - 1, -1, -1):
+    for place in range(n_events - 1, -1, -1):
         earlier = by_user.rows[by_user.starts[user] + place]
         item = log.items[earlier]
         if n_latest < len(work.latest_items) and log.visits[earlier] >= 0 and work.seen_by[item] != query:

@@ -32,18 +32,19 @@ def compress(
     least_kept: float = LEAST_KEPT,
     start: Start | None = None,
 ) -> Ranker:
-    """Return the smaller ranker, or the one before it that keeps enough of the teacher's quality.
+    """Return the ranker at `compression`, or the last one before it that keeps enough of the teacher's quality.
 
     compression: "distilled", "pruned" or "int8"; settings: the shape of the student; start: its weights, as in `train_ranker`
     """
     teacher = lesson.teacher
-    student = choose(distil(lesson, settings, seed, report, start), teacher, lesson, report, least_kept)
+    student = choose_ranker(distil(lesson, settings, seed, report, start), teacher, lesson, report, least_kept)
     if student is teacher or compression == "distilled":
         return student
-    return choose(FURTHER_STEPS[compression](lesson, student, settings, seed, report), student, lesson, report, least_kept)
+    smaller = FURTHER_STEPS[compression](lesson, student, settings, seed, report)
+    return choose_ranker(smaller, student, lesson, report, least_kept)
 
 
-def choose(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, least_kept: float = LEAST_KEPT) -> Ranker:
+def choose_ranker(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, least_kept: float = LEAST_KEPT) -> Ranker:
     """Return the smaller ranker, or the one before it where it keeps too little of the teacher's quality."""
     teacher = lesson.teacher
     kept, margin = measure_kept_quality(smaller, teacher, lesson.validation)

@@ -35,7 +35,10 @@ class Graph(NamedTuple):
 
 
 def fit_graph(positives: sp.csr_matrix, settings: GraphSettings, scale: float, seed: int) -> Graph:
-    """Fit to a log, CSR float32 [n_users, n_items] of 1.0. scale: the root mean square of scores over its users and items."""
+    """Fit to a log, CSR float32 [n_users, n_items] of 1.0.
+
+    scale: the root mean square that the scores of its users for its items shall have
+    """
     item_degrees, user_degrees = (np.maximum(np.asarray(positives.sum(axis=axis)).ravel(), 1.0) for axis in (0, 1))
     scaled = sp.diags(user_degrees**-0.5) @ positives @ sp.diags(item_degrees**-0.5)
     width = min(settings.width, min(scaled.shape))
@@ -63,7 +66,7 @@ class GraphAndTower(nn.Module):
     def forward(
         self, history_vectors: Tensor, history_weights: Tensor, user_embeddings: Tensor, user_continuous: Tensor
     ) -> Tensor:
-        taste = history_vectors.shape[2] - self.width
-        connected = (history_vectors[:, :, taste:] * history_weights.unsqueeze(2)).sum(dim=1) * self.weight
-        vectors = self.tower(history_vectors[:, :, :taste], history_weights, user_embeddings, user_continuous)
-        return torch.cat([connected, vectors], dim=1)
+        tower_width = history_vectors.shape[2] - self.width
+        graph_vectors = (history_vectors[:, :, tower_width:] * history_weights.unsqueeze(2)).sum(dim=1) * self.weight
+        vectors = self.tower(history_vectors[:, :, :tower_width], history_weights, user_embeddings, user_continuous)
+        return torch.cat([graph_vectors, vectors], dim=1)

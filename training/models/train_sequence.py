@@ -35,8 +35,8 @@ class SequenceSettings:
     negatives: int = 512  # shared by a batch
     learning_rate: float = 2e-3
     decay: float = 0.0
-    kept_aside: float = 0.05  # share of held-out users
-    most_aside: int = 4_096  # windows
+    held_out_share: float = 0.05  # of the users
+    most_held_out: int = 4_096  # windows
     checks: int = 20  # evaluations on held-out users
     patience: int = 4  # evaluations in vain before training ends
 
@@ -119,7 +119,7 @@ def train_sequence(
     torch.manual_seed(seed)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     model = start or SequenceModel(n_items, settings.shape)
-    is_held_out = hold_out(windows.users, settings.kept_aside)
+    is_held_out = hold_out(windows.users, settings.held_out_share)
     learned, held_out = windows.take(~is_held_out), windows.take(is_held_out)
     n_events = int(learned.learned.sum())
     if not n_events:
@@ -193,7 +193,7 @@ def make_held_out_loss(
     model: SequenceModel, windows: Windows, negatives: Negatives, drawn: torch.Tensor, settings: SequenceSettings
 ) -> Callable[[], float] | None:
     """Return the function that computes the mean loss of windows against the same negatives each time; None for no windows."""
-    rows = np.argsort(windows.lengths)[-settings.most_aside :]
+    rows = np.argsort(windows.lengths)[-settings.most_held_out :]
     size = max(1, settings.batch_events // settings.shape.length)
     batches = [windows.take(rows[start : start + size]) for start in range(0, len(rows), size)]
 

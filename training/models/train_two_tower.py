@@ -33,20 +33,20 @@ class TowerSettings:
     forget_user: float = 0.5  # share of examples whose user id is masked
     forget_history: float = 0.1  # share of examples whose history is masked
     forget_item: float = 0.2  # share of history items that are masked
-    kept_aside: float = 0.05  # share of held-out users
-    most_aside: int = 4_096  # most held-out examples
+    held_out_share: float = 0.05  # of the users
+    most_held_out: int = 4_096  # examples
     checks: int = 20  # number of evaluations on held-out users
     patience: int = 4  # evaluations without improvement before training ends
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A training batch: int64 [B, Fu], float32 [B, Gu], int64 [B, H] positions, int64 [B] positions."""
+    """A training batch."""
 
-    user_categorical: Tensor
-    user_continuous: Tensor
-    history: Tensor
-    targets: Tensor
+    user_categorical: Tensor  # int64 [B, Fu]
+    user_continuous: Tensor  # float32 [B, Gu]
+    history: Tensor  # int64 [B, H] positions
+    targets: Tensor  # int64 [B] positions of the taken items
 
 
 class Negatives:
@@ -135,13 +135,13 @@ def mask_features(batch: Batch, n_items: int, settings: TowerSettings, generator
 
 
 def hold_out_users(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Split examples into training rows and rows of held-out users. users: int64 [N], 0 … U - 1."""
+    """Return the rows of examples to learn from, and those of held-out users. users: int64 [N], 0 … U - 1"""
     distinct = rng.permutation(np.unique(users))
     lengths = np.bincount(users)[distinct]
-    affordable = int(np.searchsorted(lengths.cumsum(), settings.most_aside, "right"))
-    count = min(int(len(distinct) * settings.kept_aside), affordable)
-    aside = np.isin(users, distinct[:count])
-    return np.flatnonzero(~aside), np.flatnonzero(aside)
+    affordable = int(np.searchsorted(lengths.cumsum(), settings.most_held_out, "right"))
+    count = min(int(len(distinct) * settings.held_out_share), affordable)
+    is_held_out = np.isin(users, distinct[:count])
+    return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 
 def make_held_out_batches(examples: Examples, targets: np.ndarray, rows: np.ndarray, settings: TowerSettings) -> list[Batch]:

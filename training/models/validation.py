@@ -14,9 +14,9 @@ HASHES = 10_000
 
 
 def split_training_log(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the training log, or an earlier part of it, by time, as an evaluation splits off its test set: (earlier, later).
+    """Split the training log, or an earlier part of it, by time: (earlier, later), as an evaluation splits off its test set.
 
-    Both have the row number in the whole training log as "row"; it is added when `train` is that log.
+    In both, the column "row" is the row number in the whole training log; it is added when `train` is that log.
 
     Where one part would have no positive event (no user returns, or everybody buys last), the earlier part is all of `train`,
     and the later part its last positive event: later steps then have one request, from which `train_ranker` does not learn.
@@ -29,7 +29,7 @@ def split_training_log(train: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def split_validation(requests: Requests, share: float) -> tuple[Requests, Requests]:
-    """Split into training and validation requests, at least one of the latter and, of two or more, one of the former.
+    """Return training requests and validation requests. Two or more are split so that neither is empty; a single one validates.
 
     A user validates in each generation or in none: a ranker that starts from an earlier one's weights must not be validated by
     requests of users whom that one learned from.
@@ -48,4 +48,4 @@ def drop_validating(requests: Requests, validation: Requests, share: float) -> R
 
 
 def _hash_users(requests: Requests) -> np.ndarray:
-    return hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those that hold users out of retrievers
+    return hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those by which retrievers hold users out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.training.models.conftest import QUIET
-from training.models.compress import choose, compress, measure_kept_quality
+from training.models.compress import choose_ranker, compress, measure_kept_quality
 from training.models.distill import STUDENT, count_macs
 from training.models.ranking_data import Requests
 from training.models.train_ranker import compute_rank_scores, measure_ranking_quality
@@ -47,8 +47,8 @@ def test_where_a_ranker_keeps_too_little_the_one_before_it_is_served(lesson):
     student = replace(lesson.teacher, compression="distilled")
     worse = replace(lesson.teacher, blend=-50.0, compression="int8")
     messages: list[str] = []
-    assert choose(student, lesson.teacher, lesson, messages.append) is student
-    assert choose(worse, student, lesson, messages.append) is student
+    assert choose_ranker(student, lesson.teacher, lesson, messages.append) is student
+    assert choose_ranker(worse, student, lesson, messages.append) is student
     assert messages[-1] == "int8 ranker: that is too little, the distilled one is served"
 
 

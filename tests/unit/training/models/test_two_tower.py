@@ -120,7 +120,7 @@ def test_a_large_table_learns_and_leaves_rows_without_examples_alone():
     assert (best[known] // 12 == wanted[known] // 12).mean() > 0.95
 
 
-def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
+def test_training_goes_back_to_where_it_helped_held_out_users_most():
     """Targets drawn at random: there is nothing to learn, so every pass makes it worse for held-out users."""
     users, _ = examples(1_000)
     targets = np.random.default_rng(5).integers(0, N_ITEMS, 1_000)
@@ -139,9 +139,9 @@ def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.2, 10_000), (0.2, 12), (0.0, 10_000)])
-def test_nobody_is_both_learned_from_and_kept_aside(share, most):
+def test_nobody_is_both_learned_from_and_held_out(share, most):
     users = np.random.default_rng(0).integers(0, 50, 400)
-    settings = TowerSettings(kept_aside=share, most_aside=most)
+    settings = TowerSettings(held_out_share=share, most_held_out=most)
     learned, aside = hold_out_users(users, settings, np.random.default_rng(1))
     assert not set(users[learned].tolist()) & set(users[aside].tolist())
     np.testing.assert_array_equal(np.sort(np.concatenate([learned, aside])), np.arange(400))
