@@ -1,4 +1,4 @@
-"""Find broken references between Kubernetes documents (names, labels, ports), and pods without the required restrictions."""
+"""Find broken references between Kubernetes documents (names, labels, ports), and pods that are not locked down."""
 
 from __future__ import annotations
 

@@ -197,9 +197,9 @@ def hugectr_data(
     from training.dataset import load_dataset
 
     settings, dataset = read_settings(config), load_dataset(data)
-    from export.hugectr_data import teach_hugectr  # imported late, because training imports take seconds
+    from export.hugectr_data import write_hugectr_data  # imported late, because training imports take seconds
 
-    teach_hugectr(dataset, out, settings, console)
+    write_hugectr_data(dataset, out, settings, console)
 
 
 @app.command()

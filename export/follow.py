@@ -103,7 +103,7 @@ def follow_once(
     """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
 
     dataset: without live events
-    settings: of the export; None: those that the serving generation was exported with
+    settings: of the export; None: those of the export of the serving generation
 
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
@@ -222,7 +222,7 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
 def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
     """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state
 
-    Both know what `upsert` has set until now, as the running server does, where their catalogues are not newer.
+    Like the running server, both know what `upsert` has set until now, except what a newer catalogue of theirs replaces.
     """
     item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
     changes = read_changes(split.live)
@@ -245,7 +245,7 @@ def drop_replaced(changes: Sequence[Change], repository: Path) -> Sequence[Chang
 
 
 def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.ndarray) -> list[Upserted]:
-    """Return the changes of a live store, such that no item of `item_ids`, int64 [N], is sold out: whoever bought them could.
+    """Return the changes of a live store, and put the items of `item_ids`, int64 [N], on sale, because they were bought.
 
     items: the catalogue with these changes
     """
@@ -257,7 +257,7 @@ def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.nda
 
 
 def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int | str:
-    """Publish the candidate, and let servers answer with it, or a share of the users meet it. Return its generation or why not.
+    """Publish the candidate for all users, or for a share of them. Return its generation, or why it was not published.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
     `serving`, which the candidate was compared with, has become the pinned one.
@@ -285,8 +285,8 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
 def count_awaited(repo: Path, serving: int, least_events: int) -> int:
     """Return how many events must be newer than generation `serving` before a round trains.
 
-    1, 2, 4, 8, 16, 24, … times `least_events`, after as many candidates that were not as good, or not promoted: a shop whose
-    taste does not change trains less often, but does not stop.
+    After 0, 1, 2, 3, 4, 5, … candidates that were not as good, or not promoted, it is 1, 2, 4, 8, 16, 24, … times
+    `least_events`: a shop whose taste does not change trains less often, but does not stop.
     """
     refused = sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
     refused += len(find_refused(repo, serving))
@@ -314,7 +314,7 @@ def name_experiment(generation: int) -> str:
 
 
 def find_rest(repo: Path, serving: int, now_s: float) -> str:
-    """Return until when to wait after challengers that were not promoted, "" for no wait.
+    """Return why, and until when, to wait after challengers that were not promoted; "" for no wait.
 
     The next candidate learns nearly the same log as the last, and would be shown to users who were just spared it. So it comes
     1, 2, 4, 8, 8, … days later. now_s: unix seconds
@@ -334,7 +334,7 @@ def find_rest(repo: Path, serving: int, now_s: float) -> str:
 
 
 def find_unfinished(repo: Path) -> str:
-    """Return which experiment a round must wait for, "" for none: publishing would replace what it compares or promotes."""
+    """Return why a round must wait for an experiment, "" for none: publishing would replace what it compares or promotes."""
     experiment = read_experiment(find_experiment_folder(repo))
     if experiment is None:
         return ""

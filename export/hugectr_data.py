@@ -1,4 +1,4 @@
-"""Write HugeCTR's training data: the features and requests of an export, up to the training of its ranker."""
+"""Write the data from which HugeCTR trains a ranker: the features and requests that an export trains its own ranker on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from training.models.ranking import RankingSettings, hold_out, make_requests_by_
 from training.retrieval.fit import fit_training_retriever
 
 
-def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: Console) -> dict[str, int]:
-    """Write the training data into `folder`. Return its rows by part, `train` and `validation`.
+def write_hugectr_data(dataset: Dataset, folder: Path, settings: Settings, console: Console) -> dict[str, int]:
+    """Write the training data into `folder`. Return its number of rows by part, `train` and `validation`.
 
     Features and keys are those of an export of the same log and settings.
     """
@@ -29,8 +29,8 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     chosen, cluster = FeatureSettings(history_length=pipeline.history), find_cluster(settings.dask)
     features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, cluster=cluster, say=progress.note_detail)
     rng = np.random.default_rng(pipeline.seed)
-    of_the_past = partial(fit_training_retriever, dataset, features, choose_retrieval_settings(pipeline), progress.note_detail)
-    by_moment, in_visits = make_requests_by_moment(dataset, dataset.interactions, features, of_the_past, choices, rng)
+    fit_past = partial(fit_training_retriever, dataset, features, choose_retrieval_settings(pipeline), progress.note_detail)
+    by_moment, in_visits = make_requests_by_moment(dataset, dataset.interactions, features, fit_past, choices, rng)
     teaching, without_events, validation = hold_out(by_moment, in_visits, choices.ranker.validation_share)
     teaching += without_events
     rows = write_training_data(folder, teaching, validation, list_inputs(features), choices.ranker, rng)

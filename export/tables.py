@@ -42,7 +42,7 @@ STATE_FOLDER = "recommender-tables"  # in the temporary folder of the serving ma
 
 
 def find_shapes(features: Features, width: int) -> dict[str, tuple[int, int]]:
-    """Return table -> (rows, D) as `save_ranker` will write them, before training."""
+    """Return table -> (rows, D) of the tables that `save_ranker` will write after training."""
     from training.models.ranking_data import make_served_items  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
@@ -108,34 +108,35 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     description, plan = plan_tables(settings, shapes, instances, samples, f"{MODEL}-{digest}")
     write_ps_json(folder / PS_FILE, description, plan)
     config = read_stated_levels(folder / PS_FILE, arrays, digest)
-    config = replace(config, tables=tuple(with_mean(table, arrays[table.name]) for table in config.tables))
+    config = replace(config, tables=tuple(set_mean_default(table, arrays[table.name]) for table in config.tables))
     config.write(folder / CONFIG_FILE)
     return make_report(config, plan)
 
 
 def read_stated_levels(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
-    """Return the levels as ps.json states them, without default rows, which it cannot state."""
+    """Return the levels that ps.json states. Their default rows are numbers: it cannot state vectors."""
     rows = {name: len(array) for name, array in arrays.items()}
     return convert_levels(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
 
 
 def check_tables(folder: Path) -> list[Finding]:
     """Return findings about the tables in `folder`."""
-    found = [replace(finding, where=f"{PS_FILE} {finding.where}") for finding in check_ps_json(folder / PS_FILE)]
-    if count_errors(found):
-        return found
+    findings = [replace(finding, where=f"{PS_FILE} {finding.where}") for finding in check_ps_json(folder / PS_FILE)]
+    if count_errors(findings):
+        return findings
     written = read_config(folder / CONFIG_FILE)
     arrays = {table.name: open_array(folder, table.name) for table in written.tables}
     stated = read_stated_levels(folder / PS_FILE, arrays, written.arena)
     plain = tuple(replace(table, default=stated.tables[0].default) for table in written.tables)
     if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated, rocksdb=None):
-        fact = f"says something else than {PS_FILE}"
-        found.append(Finding("error", CONFIG_FILE, fact, "Expected the same tables and levels."))
+        fact = f"differs from {PS_FILE}"
+        remedy = "Expected the same tables and levels. Export the repository again."
+        findings.append(Finding("error", CONFIG_FILE, fact, remedy))
     if written.rocksdb and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
         kept = "updates" if written.updates else "rows"
         fact = f"keeps {kept} in {written.rocksdb.path}, which may not outlive a reboot or a clean-up of old files"
-        found.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state."))
-    return found
+        findings.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state, and export again."))
+    return findings
 
 
 def compute_digest(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
@@ -144,8 +145,8 @@ def compute_digest(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
     return hashlib.sha256(contents.encode()).hexdigest()[:12]
 
 
-def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
-    """Return the config with the mean row as default; ps.json can only state one number for all columns."""
+def set_mean_default(table: TableConfig, array: np.ndarray) -> TableConfig:
+    """Return the config with the mean row as default row; ps.json can only state one number for all columns."""
     RowCodec(table.row_format, table.width).encode(array)  # raises for values that the format cannot hold
     return replace(table, default=tuple(array.mean(axis=0, dtype=np.float64).astype(np.float32).tolist()))
 

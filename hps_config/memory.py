@@ -1,8 +1,8 @@
 """Compute the bytes of rows on each level. The sizes of L1 and L2 are exact; those of RocksDB (L3) are measured estimates.
 
 L1  per process:  decoded rows in slots, with their index and use counts
-L2  per machine:  encoded rows in shared memory, one copy for all processes; beside it a ring of recent updates
-L3  on disk:      RocksDB's sorted files of key and fp32 row; and per process its index, filters and block cache
+L2  per machine:  encoded rows in shared memory, one copy for all processes, and a ring of recent updates
+L3  on disk:      RocksDB's sorted files of key and fp32 row; its index, filters and block cache are per process
 """
 
 from __future__ import annotations

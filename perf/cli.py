@@ -72,7 +72,7 @@ def sweep(
     model: Annotated[str, typer.Option(help="recommend, or one stage")] = ENSEMBLE,
     transport: Annotated[str, typer.Option(help="grpc, http, or grpc+shm (system shared memory)")] = "grpc",
     clients: Annotated[str, typer.Option(help="numbers of concurrent clients")] = "1,2,4,8,16,32,64",
-    rates: Annotated[str, typer.Option(help="instead: Poisson requests/s")] = "",
+    rates: Annotated[str, typer.Option(help="instead of clients: requests/s on average, as Poisson arrivals")] = "",
     label: Label = "",
     window_s: WindowS = 3.0,
 ) -> None:
@@ -94,7 +94,7 @@ def load(
     rate: Annotated[float, typer.Option(help="requests/s on average (between bursts, with --arrivals bursts)")],
     url: Url = "localhost:8001",
     repo: Repo = Path("model_repository"),
-    duration_s: Annotated[float, typer.Option(help="seconds", max=600)] = 20.0,
+    duration_s: Annotated[float, typer.Option(help="seconds of load", max=600)] = 20.0,
     arrivals: Annotated[
         str, typer.Option(help="poisson, bursts, volleys, or a data set or file of times whose rhythm to follow")
     ] = "poisson",
@@ -129,9 +129,9 @@ def report_command(run: RunFolder = None, slo_file: SloFile = slo.SLO_FILE) -> N
 def ab(
     a: Annotated[str, typer.Argument(help="repository folder, or a commit")],
     b: Annotated[str, typer.Argument(help="repository folder, or a commit")],
-    data: Annotated[str, typer.Option(help="data set that commits export")] = "online-retail",
+    data: Annotated[str, typer.Option(help="data set that is exported with the code of a commit")] = "online-retail",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    clients: Annotated[int, typer.Option(help="of the throughput measurement")] = 32,
+    clients: Annotated[int, typer.Option(help="concurrent clients while throughput is measured")] = 32,
     window_s: WindowS = 1.5,
 ) -> None:
     """Compare A with B in turns: the ratio of each metric with its spread. Exit code 1 when their answers differ."""
@@ -185,7 +185,7 @@ def gate(
 
 def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
     """Write the report, print tables and verdict, and the JSON line, always last."""
-    from perf.report.page import write_report  # draws: what it imports takes seconds
+    from perf.report.page import write_report  # imported late: its plotting library takes seconds
 
     document = summarise(run)
     verdicts = slo.judge(bounds, document)
@@ -231,7 +231,7 @@ def read_document(source: str) -> dict:
 
 
 def require_model(model: str, stages: tuple[str, ...]) -> None:
-    """Raise when `model` cannot be profiled. stages: those that the server can run alone."""
+    """Raise ConfigError when `model` cannot be profiled. stages: those that the server can run alone"""
     if model in (ENSEMBLE, *stages):
         return
     if model in STAGES:

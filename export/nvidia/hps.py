@@ -31,7 +31,7 @@ STATE_ROOT = "/var/lib/hps"  # in the container, unless [tables] state is absolu
 def name_table(tables: dict[str, np.ndarray]) -> str:
     """Return a name that depends on the table's content, because the same key means another row in another export.
 
-    HPS stores the rows of all servers of a Redis cluster, a RocksDB folder and a Kafka under the names of model and table.
+    HPS stores rows under the names of model and table, and servers may share a Redis cluster, a RocksDB folder or a Kafka.
     """
     digest = hashlib.sha256()
     for name, table in tables.items():
@@ -49,7 +49,7 @@ def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[st
 
 
 def read_uses(folder: Path, tables: Mapping[str, Sized], item_tables: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Return `estimate_uses` by the statistics in a version folder of `rank` or `rank_features`."""
+    """Return the result of `estimate_uses` for a version folder of `rank` or `rank_features`."""
     popularity = np.asarray(open_array(folder, "popularity"))[:, 0]
     return estimate_uses(tables, item_tables, np.asarray(open_array(folder, "item_rows")), popularity)
 

@@ -1,4 +1,4 @@
-"""The server's memory with live state against without it."""
+"""Compare the memory of a server with live state and of one without it."""
 
 from __future__ import annotations
 

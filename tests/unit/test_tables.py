@@ -151,5 +151,6 @@ def test_settings_that_nvidia_would_not_read_are_faults(folder):
 def test_settings_that_disagree_are_a_fault(folder):
     config = written(folder, l2=SOME, state="/var/lib/shop")
     replace(config, hit_rate_threshold=0.5, source=".").write(folder / CONFIG_FILE)
-    expected = Finding("error", CONFIG_FILE, "says something else than ps.json", "Expected the same tables and levels.")
+    remedy = "Expected the same tables and levels. Export the repository again."
+    expected = Finding("error", CONFIG_FILE, "differs from ps.json", remedy)
     assert check_tables(folder) == [expected]

@@ -1,6 +1,6 @@
 """Forget users as events about them arrive in a Kafka topic.
 
-    message ─▶ user id ─▶ cache.forget         again and again until the store has done it
+    message ─▶ user id ─▶ cache.forget, repeated until the store has done it
 
 No offset is stored: no answer is kept longer than its ttl, so a follower starts with the events of the last ttl. Forgetting a
 user twice does no harm.
@@ -27,7 +27,7 @@ BATCH = 1_000  # events whose users are forgotten together
 POLL_S = 0.2  # longest wait for messages
 RETRY_S = 0.5  # after the store failed, and while the topic is not there
 REFRESH_S = 5.0  # between looks for new partitions and for new names; also the timeout of such a look
-WHOLE_FLOAT = re.compile(r"-?\d+\.0")  # how a column of integers is written that was read with missing values
+WHOLE_FLOAT = re.compile(r"-?\d+\.0")  # an integer as pandas writes it if its column has missing values
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class FollowCounts:
 class Names:
     """Translates user ids as events spell them into ids on the wire.
 
-    source: of a Catalogue, for a shop whose user ids are text; an unknown name has it read again, at most every REFRESH_S
+    source: where `Catalogue.load` finds the names of a shop whose user ids are text. It is read again for an unknown name, at
+        most every REFRESH_S.
     """
 
     def __init__(self, source: str | Path | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +79,7 @@ class Names:
 def follow_topic(
     cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, counts: FollowCounts | None = None
 ) -> None:
-    """Forget the users that JSON messages name in `field`, until `stop`. Broker outages are survived."""
+    """Forget the users that JSON messages name in `field`, until `stop`. After an outage of the broker it goes on."""
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
@@ -162,7 +163,7 @@ def run_until_interrupted(follow: Callable[[Event], None]) -> None:
         received.get()
         stop.set()
 
-    # Not set by the handler, which may interrupt `stop.wait` while it holds the event's lock. A SimpleQueue has no such lock.
+    # The handler must not set the event: it may have interrupted `stop.wait`, which holds its lock. A SimpleQueue has none.
     Thread(target=set_stop, daemon=True).start()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda number, _: received.put(number))

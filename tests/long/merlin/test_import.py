@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from export.build import build_repository
-from export.hugectr_data import teach_hugectr
+from export.hugectr_data import write_hugectr_data
 from export.nvidia.hugectr.foreign import read_foreign
 from export.nvidia.hugectr.importing import find_latest, import_dlrm
 from export.nvidia.hugectr.inputs import Inputs, Slot, list_inputs, read_inputs
@@ -58,7 +58,7 @@ def dataset(tmp_path_factory):
 def taught(dataset, tmp_path_factory):
     """-> the folder that the training script leaves, with `hugectr` replaced."""
     folder = tmp_path_factory.mktemp("hugectr")
-    teach_hugectr(dataset, folder, Settings(), Console(quiet=True))
+    write_hugectr_data(dataset, folder, Settings(), Console(quiet=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # the script changes it
         patch.setitem(sys.modules, "hugectr", fake_hugectr.module())
