@@ -18,6 +18,7 @@ from serving.live.admission import EARLIEST_MS
 
 MOST_SESSION_CHARACTERS = 256
 MOST_TIME_CHARACTERS = 64
+DATE_DIGITS = 8  # of a date without a time, such as 20260301; a text of more digits is a number of milliseconds
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TIME = WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}, {"type": "null"}]})
@@ -86,7 +87,8 @@ class EventBody(BaseModel):
     @field_validator("timestamp", mode="before")
     @classmethod
     def _convert_timestamp(cls, value: Any) -> Any:
-        if not isinstance(value, str):
+        is_number = isinstance(value, str) and value.isdecimal() and len(value) > DATE_DIGITS
+        if is_number or not isinstance(value, str):  # `fromisoformat` would take one of the digits for the T before a time
             return value
         try:
             moment = datetime.fromisoformat(value)
@@ -129,16 +131,13 @@ class MetarankEvent(BaseModel):
 
     def read(self) -> EventBody:
         """Return the event in this gateway's shape. Raises ValidationError."""
-        timestamp = self.timestamp
-        if isinstance(timestamp, str) and timestamp.isdecimal():
-            timestamp = int(timestamp)
         return EventBody.model_validate(
             {
                 "user": self.user,
                 "session": self.session if self.user is None else None,
                 "item": self.item,
                 "event": self.type,
-                "timestamp": timestamp,
+                "timestamp": self.timestamp,
                 "id": self.id,
                 "request_id": self.ranking,
                 "context": {column.name: column.value for column in self.fields},

@@ -30,7 +30,11 @@ def test_an_event_is_recorded_as_it_was_sent(gateway):
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
-    [("1978-08-09T03:49:56.650Z", 271_482_596_650), ("2038-09-24T18:42:18.752+02:00", 2_168_959_338_752)],
+    [
+        ("1978-08-09T03:49:56.650Z", 271_482_596_650),
+        ("2038-09-24T18:42:18.752+02:00", 2_168_959_338_752),
+        ("1712111200123", 1_712_111_200_123),  # also reads as a time on 1712-11-12
+    ],
 )
 def test_a_timestamp_keeps_its_millisecond(gateway, text, milliseconds):
     door = gateway()
