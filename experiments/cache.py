@@ -192,11 +192,11 @@ def measure_times(
         node = running.enter_context(RedisNode(folder, in_cluster=False))
         redis_url, cached_repo = f"redis://{node.address}", copy_with_response_cache(repo, folder)
         for reading, stretch in readings.items():
-            with contextlib.ExitStack() as of_reading:
+            with contextlib.ExitStack() as while_reading:
                 server = own_server(cached_repo)  # a new one per reading: Triton's cache never expires
                 server.cache_bytes = CACHE_MIB << 20
-                cached_url = of_reading.enter_context(server).grpc_url
-                ways = [of_reading.enter_context(way) for way in make_ways(plain_url, cached_url, redis_url, reading)]
+                cached_url = while_reading.enter_context(server).grpc_url
+                ways = [while_reading.enter_context(way) for way in make_ways(plain_url, cached_url, redis_url, reading)]
                 for way in ways:
                     way.warm_up(strangers)
                 before = read_cache_hits(cached_url)

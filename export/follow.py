@@ -226,12 +226,12 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
     """
     item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
     changes = read_changes(split.live)
-    of_candidate, of_serving = (
+    candidate_changes, serving_changes = (
         put_on_sale(drop_replaced(changes, repository), split.whole.items, item_ids) for repository in (candidate, repo)
     )
     return judge(
-        answer_live(candidate, split.whole, split.questions, split.first, store, of_candidate),
-        answer_live(repo, split.whole, split.questions, split.serving_first, store, of_serving),
+        answer_live(candidate, split.whole, split.questions, split.first, store, candidate_changes),
+        answer_live(repo, split.whole, split.questions, split.serving_first, store, serving_changes),
         item_ids,
         user_ids,
         np.random.default_rng(seed),
@@ -249,11 +249,11 @@ def put_on_sale(changes: Sequence[Change], items: pd.DataFrame, item_ids: np.nda
 
     items: the catalogue with these changes
     """
-    columns = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
+    item_columns = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
     for item_id in np.intersect1d(item_ids, items["item_id"][~items["available"]]).tolist():
-        columns[item_id] = columns.get(item_id, {}) | {"available": True}
-    of_users = [Upserted("user", change.id, change.columns) for change in changes if change.type != ITEM_CHANGED]
-    return [*of_users, *(Upserted("item", item_id, own) for item_id, own in columns.items())]
+        item_columns[item_id] = item_columns.get(item_id, {}) | {"available": True}
+    user_changes = [Upserted("user", change.id, change.columns) for change in changes if change.type != ITEM_CHANGED]
+    return [*user_changes, *(Upserted("item", item_id, columns) for item_id, columns in item_columns.items())]
 
 
 def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, terms: Terms, verdict: Verdict) -> int | str:

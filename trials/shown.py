@@ -84,15 +84,15 @@ def explain_nothing(folder: Path, experiment: str, since_ms: int, generation: in
         if parse_written_ms(path) >= since_ms and (table := read_file(path, (*USED_BY_SPLIT, "generation"))) is not None:
             table = table.filter(pc.field("time_ms") >= since_ms)
             names, count = names.union(table["experiment"].unique().to_pylist()), count + len(table)
-            own = table.filter(pc.field("experiment") == experiment) if experiment else table
-            generations |= set(own.filter(pc.field("arm") != SHADOW_ARM)["generation"].unique().to_pylist())
+            answers = table.filter(pc.field("experiment") == experiment) if experiment else table
+            generations |= set(answers.filter(pc.field("arm") != SHADOW_ARM)["generation"].unique().to_pylist())
     if generation is not None and generations:
         known = ", ".join(map(str, sorted(generations)))
         return f"None of these answers is of generation {generation}; expected one of {known}, which have some."
     since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC" if since_ms else ""
     if experiment:
-        found = ", ".join(sorted(filter(None, names))) or "no experiment"
-        return f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {found}."
+        logged = ", ".join(sorted(filter(None, names))) or "no experiment"
+        return f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {logged}."
     if count:
         return "The log has answers of shadows alone, which nobody saw. Wait for shown answers."
     return f"No answer is logged{since}. Choose more --days."
