@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
 from server.control import find_held_generations
-from server.environment import PROJECT
 from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_json
@@ -125,20 +123,22 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(
     assert set(in_process["generation"].ravel().tolist()) == {1}
 
 
-PUBLISHES = (
-    "import sys; from pathlib import Path; from export.relayout import relayout as r; r(*map(Path, sys.argv[1:]), 'ensemble')"
-)
+# Both publications fork from one process, because the imports of an export take seconds.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["export.relayout"])
 
 
 def kill_publication(source: Path, repo: Path, folders: int) -> None:
     """Publish, and kill that once so many version folders of the new generation are in their places."""
     number = 1 + max(int(path.name) for path in repo.glob("*/[0-9]*"))
     places = [config.with_name(str(number)) for config in repo.glob("*/config.pbtxt")]
-    process = subprocess.Popen([sys.executable, "-c", PUBLISHES, str(source), str(repo)], cwd=PROJECT)
-    while sum(map(Path.exists, places)) < folders and process.poll() is None:
+    process = PROCESSES.Process(target=relayout, args=(source, repo, "ensemble"))
+    process.start()
+    while sum(map(Path.exists, places)) < folders and process.is_alive():
         time.sleep(0.002)
     process.kill()
-    assert process.wait() == -signal.SIGKILL  # it had not finished
+    process.join()
+    assert process.exitcode == -signal.SIGKILL  # it had not finished
 
 
 def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_a_whole_generation(repository, served, launch):

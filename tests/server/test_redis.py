@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,15 @@ def over_redis(repository, info, tmp_path, cluster) -> Path:
     return with_tables(copy, info.generation, TableSettings.model_validate({"redis": cluster.address, "l1": LITTLE}))
 
 
+@pytest.fixture(scope="module")
+def expected(repository) -> dict[str, np.ndarray]:
+    """Return the answers of the same models whose rows are in memory."""
+    with closing(Pipeline.load(repository)) as pipeline:
+        return pipeline.recommend(USERS)
+
+
 class Watched:
-    """Answers of a server that must be those of another, whatever happens below."""
+    """Answers of a server that must be the expected ones, whatever happens below."""
 
     def __init__(self, client: grpcclient.InferenceServerClient, expected: dict[str, np.ndarray]) -> None:
         self._client, self._expected = client, expected
@@ -67,8 +75,8 @@ def from_redis(server: TritonServer) -> float:
     return table_metrics(server).get(("rows_total", "l2", "item_0"), 0.0)
 
 
-def test_answers_are_the_same_while_nodes_die_are_paused_and_come_back(over_redis, launch, client, cluster):
-    server, expected = launch(over_redis), infer(client, user_id=USERS)
+def test_answers_are_the_same_while_nodes_die_are_paused_and_come_back(over_redis, launch, expected, cluster):
+    server = launch(over_redis)
     with grpcclient.InferenceServerClient(server.grpc_url) as own:
         watched = Watched(own, expected)
         until(watched.sound)
@@ -98,10 +106,7 @@ def test_answers_are_the_same_while_nodes_die_are_paused_and_come_back(over_redi
     assert cluster.fields() > 0  # filled again
 
 
-def test_a_pipeline_in_process_reads_the_same_cluster(over_redis, repository, cluster):
-    plain = Pipeline.load(repository)
-    expected = plain.recommend(USERS)
-    plain.close()
+def test_a_pipeline_in_process_reads_the_same_cluster(over_redis, expected, cluster):
     pipeline = Pipeline.load(over_redis)
 
     def right(degraded: int) -> bool:
