@@ -44,6 +44,7 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "perf": SERVING | {"hps_config", "repository", "training", "server", "export", "clients"},
     "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "live", "perf", "trials"},
 }
+BESIDE = ("serving.stages.live.models", "server.watch", "live.__main__", "trials.__main__", "gateway.__main__")
 PACKAGES = {name.split(".")[0] for name in MAY_IMPORT} | {"tests"}
 
 
@@ -151,34 +152,24 @@ def test_what_serves_imports_no_training_library():
         assert not {name.split(".")[0] for name in read_source(path).imports} & OFFLINE_LIBRARIES, path
 
 
-def libraries_loaded_by(*modules: str) -> set[str]:
-    """Return the top-level packages that a new process has after it imported modules."""
-    code = f"import sys, {', '.join(modules)}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
 def test_loading_the_pipeline_loads_no_training_library():
-    loaded = libraries_loaded_by("serving.pipeline")
+    code = "import sys, serving.pipeline; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code], cwd=PROJECT, text=True).split())
     assert "numpy" in loaded
     assert not loaded & OFFLINE_LIBRARIES
 
 
-def test_what_writes_events_or_runs_beside_a_server_does_without_the_compiler():
-    """It would take each of these processes 60 MB."""
-    loaded = libraries_loaded_by("serving.stages.live.models", "server.watch", "live.__main__", "trials.__main__")
-    assert "lmdb" in loaded
-    assert not {"numba", "llvmlite"} & loaded
+def test_what_writes_events_or_runs_beside_a_server_does_without_the_compiler_and_what_only_trains():
+    """The compiler would take each of these processes 60 MB, and the stages a gateway half a second at its start.
 
-
-def test_gateway_supervisor_and_guard_do_without_what_only_trains():
-    """An installation of requirements/serve.txt has neither scipy nor pandas."""
-    blocked = "import sys; sys.modules |= dict.fromkeys(['scipy', 'pandas'])"
-    code = f"{blocked}; import gateway.__main__, server.watch, trials.__main__; print(*sys.modules)"
+    An installation of requirements/serve.txt has neither scipy nor pandas.
+    """
+    code = f"import sys; sys.modules |= dict.fromkeys(['scipy', 'pandas']); import {', '.join(BESIDE)}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.split())
-    assert {"gateway.app", "trials.guard", "trials.sequential"} <= loaded
+    assert {"lmdb", "gateway.app", "gateway.explain", "trials.guard", "trials.sequential"} <= loaded
+    assert not {"numba", "llvmlite", "serving.pipeline"} & loaded
     assert not {name for name in loaded if name.startswith(("scipy.", "pandas."))}
 
 

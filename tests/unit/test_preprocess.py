@@ -1,8 +1,6 @@
 """The stage: what it serves equals what training sees, for every user; and what it does with odd requests."""
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -227,9 +225,3 @@ def test_the_files_alone_give_the_state_of_the_store(exported):
     assert got.event_count.any()
     for name, values in got._asdict().items():
         np.testing.assert_array_equal(values, getattr(wanted, name), err_msg=name)
-
-
-def test_serving_needs_neither_pandas_nor_nvtabular():
-    code = "import sys, serving.stages.preprocess; print(sorted({'pandas', 'nvtabular', 'torch'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -229,11 +229,3 @@ def test_arrays_that_are_cut_short_while_they_are_mapped_do_not_end_the_gateway(
         [sys.executable, "-c", CUT_SHORT, str(copy)], cwd=PROJECT, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.splitlines() == ["[200, 200, 200]", "[503, 503, 503]", "200"], (done.returncode, done.stderr)
-
-
-def test_a_gateway_that_explains_nothing_loads_neither_stages_nor_compiler():
-    """They would take half a second more at its start, and 100 MB."""
-    loaded = "import sys, gateway.__main__; print(*sys.modules)"
-    modules = set(subprocess.check_output([sys.executable, "-c", loaded], cwd=PROJECT, text=True).split())
-    assert "gateway.explain" in modules
-    assert not {"serving.pipeline", "numba", "llvmlite"} & modules
