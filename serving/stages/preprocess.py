@@ -1,6 +1,6 @@
 """First stage: from a user id to the features that the models read.
 
-    user_id ─▶ store ─▶ UserState ─(live events)─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, …, history
+    user_id ─▶ store ─▶ UserState ─(live events)─(history override)─▶ raw columns ─▶ Plan ─▶ user_categorical, …, history
 
 Unknown users, also with negative or huge ids, are cold-start users. When the store cannot answer, every user is treated as one,
 and `degraded` is set. A live store overrides the generation's users and clock.
@@ -24,7 +24,7 @@ from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.new_ids import NewIds
 from serving.stages.features.probes import find_asked
-from serving.stages.features.user_state import UserState, compute_history_age_days, derive, override_history
+from serving.stages.features.user_state import UserState, compute_history_age_days, derive_raw_columns, override_history
 from serving.stages.features.user_store import FeatureStore, UserStore, name_features
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
@@ -118,7 +118,7 @@ class PreprocessInputs:
     def derive_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:
         """Return the workflow's input columns by name, each [B]."""
         context = {column.name: inputs[column.name][:, 0] for column in self.context}
-        return derive(state, context, clock_s)
+        return derive_raw_columns(state, context, clock_s)
 
 
 def make_history_tensors(state: UserState, clock_s: int | np.ndarray) -> Arrays:

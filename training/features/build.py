@@ -1,6 +1,6 @@
 """Build the features of users and items for the models and the preprocess stage, from the training log.
 
-train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit ─▶ Plan ─▶ replayed row by row ─▶ Features
+train ─▶ EventLog (point-in-time states) ─▶ derive_raw_columns ─▶ NVTabular fit ─▶ Plan ─▶ replayed row by row ─▶ Features
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.stages.features.encode import Plan, Ragged
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import list_feature_names
-from serving.stages.features.user_state import NO_CATEGORY, compute_history_age_days, derive
+from serving.stages.features.user_state import NO_CATEGORY, compute_history_age_days, derive_raw_columns
 from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates, list_ranker_aggregations
@@ -120,7 +120,7 @@ class Features:
         )
         for part in _split_rows(n_rows):
             state = self.log.compute_state(moments.slice(part), clocks[part])
-            columns = derive(state, {name: values[part] for name, values in context.items()}, clocks[part])
+            columns = derive_raw_columns(state, {name: values[part] for name, values in context.items()}, clocks[part])
             examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
             examples.history_positions[part] = self.items.find_positions(state.history_ids)
             examples.history_age_days[part] = compute_history_age_days(state, clocks[part])
@@ -241,7 +241,7 @@ def collect_training_columns(
     parts = []
     for part in _split_rows(len(rows)):
         state = log.compute_state(moments.slice(part), timestamps[part])
-        derived = derive(state, {name: v[part] for name, v in given.items()}, timestamps[part])
+        derived = derive_raw_columns(state, {name: v[part] for name, v in given.items()}, timestamps[part])
         parts.append({name: derived[name] for name in wanted})
     return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
 

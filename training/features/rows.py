@@ -1,6 +1,6 @@
 """Hold the training rows of one side while a workflow is fitted: in memory, or in Parquet files that are read one by one.
 
-derive ─▶ one frame in this process ─────────────────────▶ describe_column, NVTabular
+all rows ─▶ one frame in this process ─────────────────────▶ describe_column, NVTabular
        ├▶ Parquet files of this process, for a large log ─▶ the same, file by file
        └▶ Parquet files in a shared folder ──────────────▶ the same on the cluster's workers
 """
@@ -112,37 +112,37 @@ class ParquetRows:
 @contextmanager
 def hold_rows(
     n_rows: int,
-    derive: Callable[[slice], pd.DataFrame],
+    make_slice_frame: Callable[[slice], pd.DataFrame],
     cluster: Cluster | None,
     most_in_memory: int = MOST_IN_MEMORY,
     say: Callable[[str], None] = print,
 ) -> Iterator[TrainingRows]:
     """Hold training rows until the end of the context, then remove files and vocabularies.
 
-    derive: returns the rows of a slice as a frame (`make_frame`); called once for all rows, or once per file
+    make_slice_frame: returns the rows of a slice as a frame (`make_frame`); called once for all rows, or once per file
     most_in_memory: more rows are held in files, without a cluster too; say: reports each file
     Raises ConfigError when the cluster's folder cannot be written, and DependencyError as `connect` does.
     """
     if cluster is None:
         with tempfile.TemporaryDirectory() as folder:
             if n_rows <= most_in_memory:
-                yield MemoryRows(derive(slice(0, n_rows)), Path(folder))
+                yield MemoryRows(make_slice_frame(slice(0, n_rows)), Path(folder))
             else:
                 rows_per_file = min(ROWS_PER_FILE, most_in_memory)
-                yield ParquetRows(_write_rows(n_rows, derive, Path(folder), rows_per_file, say), Path(folder))
+                yield ParquetRows(_write_rows(n_rows, make_slice_frame, Path(folder), rows_per_file, say), Path(folder))
         return
     with _make_folder(cluster.folder) as folder, connect(cluster.scheduler, Path(folder)) as client:
-        yield ParquetRows(_write_rows(n_rows, derive, Path(folder), cluster.rows_per_file, say), Path(folder), client)
+        yield ParquetRows(_write_rows(n_rows, make_slice_frame, Path(folder), cluster.rows_per_file, say), Path(folder), client)
 
 
 def _write_rows(
-    n_rows: int, derive: Callable[[slice], pd.DataFrame], folder: Path, rows_per_file: int, say: Callable[[str], None]
+    n_rows: int, make_slice_frame: Callable[[slice], pd.DataFrame], folder: Path, rows_per_file: int, say: Callable[[str], None]
 ) -> tuple[str, ...]:
     starts, paths = range(0, n_rows, rows_per_file), list[str]()
     left = TimeLeft(len(starts))
     for number, start in enumerate(starts, start=1):
         paths.append(str(folder / f"rows.{number}.parquet"))
-        derive(slice(start, min(start + rows_per_file, n_rows))).to_parquet(paths[-1])
+        make_slice_frame(slice(start, min(start + rows_per_file, n_rows))).to_parquet(paths[-1])
         say(f"training columns: file {number} of {len(starts)}, {left.describe(number)}")
     return tuple(paths)
 

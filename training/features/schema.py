@@ -1,6 +1,6 @@
 """Derive the models' raw columns from the data set's description.
 
-Columns that `serving/stages/features/user_state.py::derive` computes keep their names; the shop's own are prefixed
+Columns that `serving/stages/features/user_state.py::derive_raw_columns` computes keep their names; the shop's own are prefixed
 (`profile_`, `context_`, `catalogue_`), so that they cannot collide with a derived column or with another table's.
 """
 
@@ -75,7 +75,7 @@ class Side:
 
 @dataclass(frozen=True)
 class FeatureSchema:
-    """user: columns of `derive`. item: columns of `training/features/items.py::item_columns`."""
+    """user: columns of `derive_raw_columns`. item: columns of `training/features/items.py::collect_item_columns`."""
 
     user: Side
     item: Side

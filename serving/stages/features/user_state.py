@@ -1,8 +1,8 @@
 """Look up the state of users, and turn it into raw columns, by the same function in training and serving.
 
-    UserStore.lookup(user_ids) ─▶ UserState ─▶ derive(state, context, as_of_s) ─▶ raw columns ─▶ Plan (encode.py)
+    UserStore.lookup(user_ids) ─▶ UserState ─▶ derive_raw_columns(state, context, as_of_s) ─▶ raw columns ─▶ Plan (encode.py)
 
-Training builds the UserState before each event of the log (`training/features/point_in_time.py`) and calls the same `derive`.
+Training builds the UserState before each event of the log (`training/features/point_in_time.py`) and calls the same function.
 The clock `as_of_s` is the time of the log's latest event, not the wall clock: answers replay bit for bit.
 """
 
@@ -56,7 +56,7 @@ class UserState:
     aggregates: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | np.ndarray) -> dict[str, np.ndarray]:
+def derive_raw_columns(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | np.ndarray) -> dict[str, np.ndarray]:
     """Compute the raw columns of B users: the same code for training rows and for requests.
 
     context: name -> [B] int64 | float | object;  as_of_s: unix seconds, one for all or int64 [B]

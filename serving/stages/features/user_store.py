@@ -1,6 +1,6 @@
 """Look up stored users: their events, totals and profile, and the items that they have seen.
 
-`training/features/store.py` writes the files. `derive` (user_state.py) computes raw columns from the looked-up state.
+`training/features/store.py` writes the files. `derive_raw_columns` (user_state.py) turns a state into raw columns.
 """
 
 from __future__ import annotations

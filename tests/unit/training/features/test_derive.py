@@ -1,4 +1,4 @@
-"""Compare `derive` and the histories of users with NumPy, bit for bit."""
+"""Compare `derive_raw_columns` and the histories of users with NumPy, bit for bit."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from serving.stages.features.user_state import (
     UserState,
     build_state,
     compute_history_age_days,
-    derive,
+    derive_raw_columns,
 )
 
 H, N_EVENTS, NOW_S = 6, 200, 1_700_000_000
@@ -66,7 +66,7 @@ def test_derived_numbers_and_ages_are_numpy_s(seed, one_clock):
         "mean_weight": state.sum_weight / events,
         "mean_label": state.sum_label / events,
     }
-    derived = derive(state, {}, clock)
+    derived = derive_raw_columns(state, {}, clock)
     for name, values in expected.items():
         np.testing.assert_array_equal(derived[name], values, err_msg=name)
     ages = (np.reshape(clock, (-1, 1)) - state.history_times) / SECONDS_PER_DAY

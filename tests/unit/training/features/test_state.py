@@ -1,4 +1,4 @@
-"""derive, favourite categories, history override and seen items against loops."""
+"""derive_raw_columns, favourite categories, history override and seen items against loops."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from serving.stages.features.user_state import (
     RECENT,
     UserState,
     compute_history_age_days,
-    derive,
+    derive_raw_columns,
     find_favourite_categories,
     override_history,
 )
@@ -41,7 +41,7 @@ def state_of_three() -> UserState:
 
 def test_derive_names_every_column_and_leaves_what_is_unknown_missing():
     context = {"store": np.array([7, MISSING_INT, 7]), "temperature": np.array([1, np.nan, 2], np.float32)}
-    columns = derive(state_of_three(), context, 10 * DAY)
+    columns = derive_raw_columns(state_of_three(), context, 10 * DAY)
     expected: dict[str, list[float]] = {
         "user_id": [1, 2, 3],
         "favourite_category_1": [5, MISSING_INT, MISSING_INT],
@@ -65,7 +65,7 @@ def test_derive_names_every_column_and_leaves_what_is_unknown_missing():
 def test_each_row_has_its_own_clock():
     state = state_of_three()
     clocks = np.array([10 * DAY, 9 * DAY, 8 * DAY])
-    np.testing.assert_array_equal(derive(state, {}, clocks)["days_since_last_event"], [1, 2, np.nan])
+    np.testing.assert_array_equal(derive_raw_columns(state, {}, clocks)["days_since_last_event"], [1, 2, np.nan])
     np.testing.assert_array_equal(compute_history_age_days(state, clocks), [[1, 2, 0], [0] * 3, [0] * 3])
 
 
@@ -93,7 +93,7 @@ def test_override_replaces_the_history_of_its_rows_only():
     np.testing.assert_array_equal(state.history_ids, [[30, 20, PAD_ID], [10, 10, PAD_ID], [PAD_ID] * 3])
     np.testing.assert_array_equal(state.history_times, [[10 * DAY, 10 * DAY, 0], [10 * DAY, 10 * DAY, 0], [0] * 3])
     np.testing.assert_array_equal(state.history_categories[:2], [[NO_CATEGORY, 5, NO_CATEGORY], [4, 4, NO_CATEGORY]])
-    columns = derive(state, {}, 10 * DAY)
+    columns = derive_raw_columns(state, {}, 10 * DAY)
     np.testing.assert_array_equal(columns["event_count"], [2, 2, 0])
     np.testing.assert_array_equal(columns["days_since_last_event"], [0, 0, np.nan])
     np.testing.assert_array_equal(columns["mean_weight"], [np.nan, np.nan, np.nan])
@@ -105,7 +105,7 @@ def test_an_override_without_known_items_is_a_user_without_events():
     state = override_history(state_of_three(), history, ITEMS, ITEM_CATEGORY, 10 * DAY)
     assert (state.history_ids == PAD_ID).all()
     np.testing.assert_array_equal(state.event_count, [0, 0, 0])
-    assert np.isnan(derive(state, {}, 10 * DAY)["days_since_first_event"]).all()
+    assert np.isnan(derive_raw_columns(state, {}, 10 * DAY)["days_since_first_event"]).all()
 
 
 def test_the_store_s_state_is_untouched_by_an_override():
