@@ -158,15 +158,15 @@ def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, cas
     """Write `scratch`/repository: `repo` with the code as it is now, its rank stage over the large table."""
     generation = relayout(repo, scratch / "repository", "ensemble")
     folder = find_stage_folder(scratch / "repository", "rank", generation)
-    own, links = read_own_tables(folder), scratch / "tables"
-    assert own.source is not None
+    published, links = read_own_tables(folder), scratch / "tables"
+    assert published.source is not None
     links.mkdir()
-    for table in own.tables:
-        (links / f"{table.name}.npy").symlink_to(Path(own.source, f"{table.name}.npy").resolve())
+    for table in published.tables:
+        (links / f"{table.name}.npy").symlink_to(Path(published.source, f"{table.name}.npy").resolve())
     (links / f"{TABLE}.npy").symlink_to(Path(source, f"{TABLE}.npy").resolve())
     threshold, levels = choose_levels(rows)[case]
     large = make_settings(rows, source, threshold, **levels)
-    others = tuple(replace(table, l1_rows=0, l2_rows=table.rows) for table in own.tables if table.name != LARGE)
+    others = tuple(replace(table, l1_rows=0, l2_rows=table.rows) for table in published.tables if table.name != LARGE)
     arena = f"bench-large-{os.getpid()}-{scratch.name}"
     (folder / "large").mkdir()
     config = replace(large, tables=(*large.tables, *others), source=str(links), arena=arena)

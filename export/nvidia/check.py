@@ -74,8 +74,8 @@ def check_files(repository: Path) -> Iterator[Finding]:
     TensorRT engines are not checked, because the serving machine builds them.
     """
     generation = read_pinned_generation(repository)
-    own = repository / ENSEMBLE / str(generation)
-    digests = get_section(read_json(own, MANIFEST_FILE), "stages", own)
+    published = repository / ENSEMBLE / str(generation)
+    digests = get_section(read_json(published, MANIFEST_FILE), "stages", published)
     for name in (*digests, ENSEMBLE):
         folder = repository / name / str(generation)
         manifest = read_json(folder, MANIFEST_FILE)
@@ -127,20 +127,20 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         return
     features = repository / RANK_FEATURES / str(generation)
     info = read_stage(features)
-    own = PartSettings.of(features, info)
+    features_part = PartSettings.of(features, info)
     most_requests = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
     facts = (
         *hps_rules.find_tensor_faults(config),
         *hps_rules.find_instance_faults(config, params),
         *hps_rules.find_refresh_faults(config, params),
         *hps_rules.find_table_faults(params, repository, settings.mount),
-        *hps_rules.find_key_faults(params, repository, settings.mount, features, own),
-        *hps_rules.find_batch_faults(params, count_keys_per_request(info, Sizes(**own.sizes)), most_requests),
+        *hps_rules.find_key_faults(params, repository, settings.mount, features, features_part),
+        *hps_rules.find_batch_faults(params, count_keys_per_request(info, Sizes(**features_part.sizes)), most_requests),
     )
     for fact in facts:
         yield make_error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
     if len(params.sparse_files) == 1 and (
-        fact := hps_rules.find_order_fault(params, repository, settings.mount, features, own)
+        fact := hps_rules.find_order_fault(params, repository, settings.mount, features, features_part)
     ):
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{generation}", fact, AGAIN)
 

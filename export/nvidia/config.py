@@ -1,7 +1,8 @@
 """Make config.pbtxt of the models that only the merlin profile has: stages as ensembles, and the model of the `hps` backend.
 
-Triton refuses an ensemble with batches around a model without. The `hps` model has no batch axis, so `rank` and `recommend`
-around it have max_batch_size 0, and the first of their dims counts requests. Callers send the same tensors either way.
+Triton refuses an ensemble that batches if one of its models does not. The `hps` model has no batch axis. So the ensembles
+around it, `rank` and `recommend`, have max_batch_size 0, and the first of their dims counts requests. Callers send the same
+tensors either way.
 """
 
 from __future__ import annotations

@@ -133,10 +133,10 @@ class Store:
     def is_removed(self) -> bool:
         """Return whether the environment's file was moved or deleted, so that the next server would not find its events."""
         try:
-            found = os.stat(self.folder / DATA_FILE)
+            present = os.stat(self.folder / DATA_FILE)
         except OSError:
             return True
-        return not os.path.samestat(found, os.fstat(self._file))
+        return not os.path.samestat(present, os.fstat(self._file))
 
     def measure_archive_bytes(self) -> int:
         """Return the size of the archive, which holds the log's older part."""

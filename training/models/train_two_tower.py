@@ -122,8 +122,8 @@ def compute_sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_e
 def make_batch(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch:
     """Return the examples of some rows, int64 [B], and what was taken."""
     values = (examples.user_categorical[rows], examples.user_continuous[rows], examples.history_positions[rows], targets[rows])
-    categorical, continuous, history, taken = (torch.from_numpy(value) for value in values)
-    return Batch(categorical, continuous, history.long(), taken)
+    categorical, continuous, history, taken_items = (torch.from_numpy(value) for value in values)
+    return Batch(categorical, continuous, history.long(), taken_items)
 
 
 def mask_features(batch: Batch, n_items: int, settings: TowerSettings, generator: torch.Generator) -> Batch:

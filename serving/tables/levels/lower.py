@@ -171,8 +171,8 @@ class LowerLevels:
             slots = None if table.shared is None else table.shared.slots
             if table.l1 is not None and slots is not None:  # without L1, L2 is the first level
                 vectors, missing = slots.read(np.ascontiguousarray(rows.keys, np.int64))
-                found = slice(None) if missing is None else ~missing
-                rows.vectors[found], rows.level[found] = vectors[found], IN_L2
+                is_found = slice(None) if missing is None else ~missing
+                rows.vectors[is_found], rows.level[is_found] = vectors[is_found], IN_L2
                 rows.lacking = rows.lacking[:0] if missing is None else np.flatnonzero(missing)
             if table.shared is not None and table.shared.ring.stored != table.shared.ring.head:
                 self._read_ring(table.shared.ring, table.codec, rows)
@@ -185,11 +185,11 @@ class LowerLevels:
             rows.trusted = False
             return
         keys, stored, _ = recent  # in ascending order of key
-        asked = rows.keys[rows.lacking]
-        places = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
-        is_found = keys[places] == asked if len(keys) else np.zeros(len(asked), bool)
-        found, rows.lacking = rows.lacking[is_found], rows.lacking[~is_found]
-        rows.vectors[found], rows.level[found] = codec.decode(stored[places[is_found]]), IN_L2
+        wanted = rows.keys[rows.lacking]
+        places = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+        is_found = keys[places] == wanted if len(keys) else np.zeros(len(wanted), bool)
+        filled, rows.lacking = rows.lacking[is_found], rows.lacking[~is_found]
+        rows.vectors[filled], rows.level[filled] = codec.decode(stored[places[is_found]]), IN_L2
 
     def _read_l3(self, fetched: dict[str, Fetched]) -> bool:
         """Read L3, or the exported tables while it is down. Return False when L3 is down or rows may be stale."""

@@ -19,25 +19,25 @@ def choose_slots(sets, uses, empty, placed, slots):
     uses: uint8 [capacity]; empty: uint8 [capacity / 8], a bit for each slot of a set.
     Written: placed and slots, int64 [N].
     """
-    n_placed = taken = 0
+    n_placed = taken_ways = 0  # taken_ways: a bit for each way that an earlier row of the set got
     for row in range(len(sets)):
         if row == 0 or sets[row] != sets[row - 1]:
-            taken = 0
+            taken_ways = 0
         first = sets[row] * WAYS
-        way = _find_least_used(uses, first, empty[sets[row]], taken)
+        way = _find_least_used(uses, first, empty[sets[row]], taken_ways)
         if way < WAYS:
-            taken |= 1 << way
+            taken_ways |= 1 << way
             placed[n_placed], slots[n_placed] = row, first + way
             n_placed += 1
     return n_placed
 
 
 @register_jitable
-def _find_least_used(uses, first, empty, taken):
-    """Return the least used of eight slots that is not `taken`; 8 when all are."""
+def _find_least_used(uses, first, empty, taken_ways):
+    """Return the least used of eight slots that is not taken; 8 when all are. empty, taken_ways: a bit for each slot"""
     least, chosen = MOST_USES + 1, WAYS
     for way in range(WAYS):
         used = -1 if empty >> way & 1 else uses[first + way]
-        if used < least and not taken >> way & 1:
+        if used < least and not taken_ways >> way & 1:
             least, chosen = used, way
     return chosen
