@@ -50,20 +50,20 @@ def diversify(pinned: list[Item], free: list[Item], weight: float, k: int) -> li
     answer: list[Item] = []
     waiting = list(free)
 
-    def cost(item: Item) -> float:
-        """1 minus the value of `_diversify`, in the same order of operations, so that equal values are equal here too."""
+    def compute_cost(item: Item) -> float:
+        """Return an item's value, negated and without constants, computed like that of `diversify` (passes.py): ties stay."""
         alike = sum(item.category is not None and other.category == item.category for other in pinned + answer)
         return place[item.position] * ((1.0 - weight) / k) - weight * 0.5**alike
 
     while waiting:
-        best = min(waiting, key=cost)  # the first of equals
+        best = min(waiting, key=compute_cost)  # the first of equals
         waiting.remove(best)
         answer.append(best)
     return answer
 
 
 def explore(free: list[Item], rule, user_id: int, slots_left: int, generation: int) -> list[Item]:
-    """Draws `rule.slots` items one after another, each in proportion to exp(novelty), by the exponential race."""
+    """Draw `rule.slots` items one after another, each in proportion to exp(novelty), by the exponential race."""
     start = max(slots_left - rule.slots, 0)
     end = slots_left - rule.slots + rule.pool
     n_drawn = rule.slots - max(rule.slots - slots_left, 0)
