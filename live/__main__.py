@@ -50,6 +50,8 @@ from serving.live.seeds import GenerationSeeds
 from serving.live.store import find_live_folder, open_store
 from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.models import LiveSettings, Observe
+from serving.stages.rules.applied import FOLDER as RULES
+from serving.stages.rules.applied import read_current_version
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 Repo = Annotated[Path, typer.Option(help="model repository; its live store is beside it")]
@@ -308,6 +310,12 @@ def restore(
     if done.erased:
         out.print(f"erased again, because they were erased after the backup: {done.erased:,} users")
     if done.replaced:
+        former, now = (read_current_version(store / RULES) for store in (done.replaced, target))
+        if former and former != now:
+            out.print(
+                f"the rules are those of the backup again ({f'version {now}' if now else 'as exported'}), and were version "
+                f"{former}, which is in {done.replaced / RULES / str(former)}. Apply them again: python -m server rules apply"
+            )
         out.print(f"the store that was there is in {done.replaced}. Remove it when nobody needs it: erasures do not reach it")
 
 

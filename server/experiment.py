@@ -80,8 +80,10 @@ def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo 
 def status(repo: Repo = DEFAULT) -> None:
     """Print the latest experiment of a repository."""
     experiment = read_experiment(find_experiment_folder(repo))
+    held = read_challengers(repo)
+    takes_memory = f"; generation {held[0]} still takes memory: python -m server experiment stop" if held else ""
     if experiment is None:
-        typer.echo(f"no experiment was started on {repo}")
+        typer.echo(f"no experiment was started on {repo}{takes_memory}")
         return
     began = datetime.fromtimestamp(experiment.started_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
     if experiment.runs:
@@ -89,8 +91,7 @@ def status(repo: Repo = DEFAULT) -> None:
     elif experiment.state == "promoted":
         note = ""
     else:
-        held = read_challengers(repo)
-        note = f"; generation {held[0]} still takes memory: python -m server experiment stop" if held else ""
+        note = takes_memory
     typer.echo(
         f"{experiment.name}: {experiment.state}, {experiment.mode}, generation {experiment.challenger} beside "
         f"{experiment.champion}, share {experiment.share:.1%}, since {began} UTC"

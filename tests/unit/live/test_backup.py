@@ -27,6 +27,8 @@ from serving.live.reader import Reader
 from serving.live.store import DATA_FILE, find_live_folder
 from serving.live.writer import Writer
 from serving.stages.live.models import Observe
+from serving.stages.rules.applied import CURRENT_FILE
+from serving.stages.rules.applied import FOLDER as RULES
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.test_live_answers import event_inputs
 from tests.unit.live.twin import StateTwin, differences
@@ -174,6 +176,20 @@ def test_a_store_that_is_replaced_is_kept(folder, tmp_path):
         writer.append(purchase(7, 3))
         back_up(folder, tmp_path / "again")
     assert not (tmp_path / "again" / "replaced-1").exists()
+
+
+def test_rules_that_were_applied_after_the_backup_are_told(folder, tmp_path):
+    """They no longer hold: an item that they block would be shown again without a word."""
+    with closing(Writer(folder, Layout(), KINDS.names)):
+        back_up(folder, tmp_path / "without")
+        (folder / RULES).mkdir()
+        (folder / RULES / CURRENT_FILE).write_text('{"version": 4}')
+        back_up(folder, tmp_path / "with")
+    restore = ("--repo", tmp_path / "model_repository", "--replace")
+    assert "the rules are" not in run("restore", tmp_path / "with", *restore)
+    said = run("restore", tmp_path / "without", *restore)
+    assert "the rules are those of the backup again (as exported), and were version 4, which is in" in said
+    assert "replaced-2/rules/4. Apply them again" in said
 
 
 def test_users_who_were_erased_after_the_backup_are_erased_from_the_restored_store(folder, tmp_path):

@@ -64,6 +64,12 @@ def test_a_challenger_that_is_loaded_after_its_experiment_is_mentioned(repo):
     assert "p99 is 90 ms; generation 2 still takes memory: python -m server experiment stop" in run(repo, "status")
 
 
+def test_a_challenger_without_any_experiment_is_mentioned(repo):
+    """As after a `start` that was killed, or where a backup without the experiment was restored."""
+    write_challenger(repo, 2)
+    assert run(repo, "status").endswith("; generation 2 still takes memory: python -m server experiment stop\n")
+
+
 def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
     with pytest.raises(ServerError, match="No server started here serves"):
         run(repo, "start", "spring", "--challenger", "2")
