@@ -64,7 +64,7 @@ def test_a_sound_repository_has_no_findings_nor_has_somebody_elses_model_in_it(r
 def test_code_that_does_not_run_here_is_an_error(repository, code, told):
     pipeline = repository / "recommend" / "1" / "serving" / "pipeline.py"
     pipeline.unlink()
-    pipeline.write_text(f"class Pipeline:\n    def load(*_):\n        exec({code!r})\n")
+    pipeline.write_text(f"class Pipeline:\n    def load(*_, **__):\n        exec({code!r})\n")
     reseal(repository)
     (message,) = errors(repository)
     assert told in message
