@@ -72,7 +72,8 @@ def publish(folder: Path, data: Dataset, log: pd.DataFrame, declared: Sequence[A
 
 
 def start(folder: Path, reader: Reader) -> PreprocessInputs:
-    info = StageInfo("preprocess", 1, Axes(history=HISTORY))
+    settings = {"interests": [], "repeats": False}
+    info = StageInfo("preprocess", 1, Axes(history=HISTORY), settings=settings)
     return PreprocessInputs.load(folder, info).with_live(reader)
 
 
