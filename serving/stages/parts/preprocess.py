@@ -52,7 +52,8 @@ class PreprocessFeatures(PreprocessPart):
     @classmethod
     def load(cls, folder: Path) -> PreprocessFeatures:
         info = read_stage(folder)
-        return cls(info, PartSettings.of(folder, info), PreprocessInputs.load(folder, info))
+        part = PartSettings.of(folder, info)
+        return cls(info, part, PreprocessInputs.load(folder, replace(info, settings=part.stage)))
 
     def with_live(self, reader: Reader) -> PreprocessFeatures:
         return replace(self, inputs=self.inputs.with_live(reader))
