@@ -163,7 +163,7 @@ def test_a_live_store_that_may_not_be_entered_costs_no_answer(door, monkeypatch,
     again = Gateway(door.repo)
     answers = [again.recommend(user=USER), again.recommend(user=999, session="a3f")]
     assert [answer["degraded"] for answer in answers] == [[], []]
-    assert "Serve as that user, or give it to the one who serves now" in caplog.text
+    assert "Serve as that user, or give the folder to the user who serves now" in caplog.text
 
 
 def test_a_live_store_that_is_not_ours_costs_no_answer(door, caplog):

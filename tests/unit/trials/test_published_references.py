@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from export.recording import draw_requests
 from export.references import REFERENCE_TIMES
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.distributions import Reference, compute_psi, read_references, write_references
+from serving.contract.distributions import compute_psi, read_references
 from serving.contract.tensors import ENSEMBLE, PAD_ID, make_ensemble_spec, make_stage_specs
 from serving.pipeline import Pipeline
 from serving.stages.features.drift import WINDOW_ROWS
@@ -90,10 +88,3 @@ def test_the_rank_stage_tells_when_other_items_win(pipeline, trace):
     with closing(Rank.load(find_stage_folder(small_repository(), "rank", 1))) as rank:
         rank(trace | {"candidate_ids": few})
         assert {"item_id", "catalogue_unit_price"} <= find_alarms(rank)
-
-
-def test_an_older_versions_references_leave_the_stage_unwatched(tmp_path):
-    folder = Path(shutil.copytree(find_stage_folder(small_repository(), "rank", 1), tmp_path / "rank"))
-    write_references(folder, [Reference("rank_score", 10, (1.0, 0.0))])
-    with closing(Rank.load(folder)) as rank:
-        assert not [own for own in rank.list_measurements() if own.name.startswith("recommender_drift")]

@@ -231,7 +231,7 @@ def staged(fitted, tmp_path) -> tuple[Path, Path]:
     """The folders of preprocess and retrieve, whose index searches one list."""
     preprocess, retrieve = tmp_path / "preprocess", tmp_path / "retrieve"
     fitted.features.save_preprocess(preprocess)
-    info_of("preprocess", fitted).write(preprocess)
+    info_of("preprocess", fitted, interests=[], repeats=False).write(preprocess)
     save_stage(retrieve, fitted, exact_up_to=50)
     index = faiss.read_index(str(retrieve / INDEX_FILE))
     extract_inverted_file(index).nprobe = 1
