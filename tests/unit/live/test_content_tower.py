@@ -83,8 +83,8 @@ def test_a_new_items_vectors_are_those_of_the_tower(repository, pipeline, upsert
     assert arrays.history[position].tolist() == expected[width:].tolist()
 
 
-@pytest.mark.parametrize(("n_items", "n_tokens"), [(60, 200), (200, 60), (900, 19_000)])
-def test_small_catalogues_and_large_ones_are_solved_for_the_same_weights(n_items, n_tokens):
+@pytest.mark.parametrize(("n_items", "n_tokens"), [(60, 200), (200, 60)])
+def test_fewer_items_than_tokens_are_solved_as_exactly_as_more(n_items, n_tokens):
     """The weights minimise the squared errors plus RIDGE times the squared weights: the gradient is zero."""
     rng = np.random.default_rng(2)
     features = sp.random(n_items, n_tokens, 8 / n_tokens, format="csr", dtype=np.float32, random_state=0)
