@@ -4,15 +4,15 @@
 
 Users have tastes that change (experiments/shop_world.py). The models know of them only what users take. Lists come from a
 tritonserver, events go to it with simulated times. `export follow` trains a generation every week, and two simulated hours
-after the tastes of half of the users have changed. Then a better challenger meets users through the gateway, under the guard
-(experiments/broken_challengers.py has broken ones). How many requests A/B and interleaving need is drawn from served lists and
-the chances of clicks.
+after the tastes of half of the users have changed. How many requests A/B and interleaving need is drawn from served lists and
+the chances of clicks. At last, in another shop with an empty live store, users meet a weak generation and the latest one as its
+challenger, through the gateway and under the guard (experiments/broken_challengers.py has broken ones).
 
 Beside the best lists, served ones get worse from day to day, because nobody is shown again what they took: what was ranked high
 rightly is taken and gone, and what was ranked high wrongly stays. The best lists, which know the tastes, stay as good.
 
-For the same reason, lists of a generation that did not serve for weeks can be clicked more than those of one that did, though
-it ranks no better: what it ranks high rightly is still there to be taken. So the generation of half of the log is compared with
+For the same reason, lists of a generation that did not serve for weeks can be clicked as often as those of one that did, though
+it ranks no better: what it ranks high rightly is still there to be taken. So generations of a part of the log are compared with
 that of the whole log on the first day, before anything was taken.
 """
 
@@ -49,6 +49,7 @@ from experiments.shop_decisions import LEAST_SAVED, RUNS, compare_ways, compute_
 from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
 from export.follow import STARTED, Round, follow_once
+from export.relayout import relayout
 from export.settings import Settings
 from perf.command import run
 from server import control
@@ -62,6 +63,7 @@ VISITS_IN_SALE = 20.0  # of each user; a sale lasts the two hours after the chan
 FOUND = 0.3  # visits in which a user finds an item without the list, and takes it
 TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generations; share of the users whose taste changes
 FAULTY_SHARE = 0.05  # of the users, who have the lists of a weak generation where a fault concerns some of them
+WEAK = "weak"  # the generation of a tenth of the log, and its repository
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -147,26 +149,36 @@ def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Gener
     ]
 
 
-def compare_with_half(shop: Shop, half: int, rng: np.random.Generator) -> list[Figure]:
-    """Compare the lists of the generation that serves with those of a generation of half of the log.
+def compare_with_parts(shop: Shop, dataset: Dataset, scratch: Path, rng: np.random.Generator) -> list[Figure]:
+    """Compare the lists of the generation that serves with those of two generations of a part of the log.
 
-    half: a generation, published
+    The one of a tenth of the log stays in `scratch / WEAK`, a repository of its own.
     """
-    served, whole = shop.served, shop.served.state.generation
-    good = shop.rank_lists()
-    control.activate(served.state, half, served.run_dir)
-    worse = shop.rank_lists()
-    control.activate(served.state, whole, served.run_dir)
-    return compare_ways(shop.world, "half of the log is missing", worse, good, rng, LEAST_SAVED)
+    served, whole, good = shop.served, shop.served.state.generation, shop.rank_lists()
+    lists = {}
+    for name, part in ((WEAK, 10), ("half", 2)):
+        say(f"a generation of one event in {part}")
+        control.activate(served.state, publish(thin_log(dataset, part), scratch, served.repo, name), served.run_dir)
+        lists[name] = shop.rank_lists()
+        control.activate(served.state, whole, served.run_dir)
+    some = np.where(rng.random(len(good))[:, None] < FAULTY_SHARE, lists[WEAK], good)
+    return [
+        *compare_ways(shop.world, "a fault of some users", some, good, rng, LEAST_SAVED),
+        *compare_ways(shop.world, "half of the log is missing", lists["half"], good, rng, LEAST_SAVED),
+    ]
 
 
-def try_better(front: Storefront, weak: int, days: int, rng: np.random.Generator) -> list[Figure]:
-    """Let the generation that serves challenge a weak one. weak: a generation"""
-    served, good = front.served, front.served.state.generation
-    control.activate(served.state, weak, served.run_dir)
-    ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(front.world, days), rng)
+def try_better(world: World, repo: Path, weak: Path, days: int, rng: np.random.Generator) -> list[Figure]:
+    """Let the pinned generation of `repo` challenge the weak one of another repository."""
+    good = relayout(repo, weak, "ensemble")
+    with (
+        serve_with_gateway(weak, GATEWAY_SETTINGS, run_dir=RUN_DIR) as served,
+        httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http,
+    ):
+        control.activate(served.state, 1, served.run_dir)
+        front = Storefront(world, served, http)
+        ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(world, days), rng)
     say(f"better challenger {describe(ended)} after {answers} answers")
-    control.activate(served.state, good, served.run_dir)
     return [
         Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
         Figure(name="answers of the better challenger until then", values=[answers]),
@@ -196,19 +208,10 @@ def measure(n_users: int, n_items: int, days: int, seed: int = 0) -> list[Figure
             log = dataset.interactions
             had[log["user_id"].to_numpy() - 1, log["item_id"].to_numpy() - 1] = True
             shop = Shop(world, served, asked, had, begins_s)
-            say("a generation of half of the log")
-            figures = compare_with_half(shop, publish(thin_log(dataset, 2), scratch, repo, "half"), rng)
+            figures = compare_with_parts(shop, dataset, scratch, rng)
             figures += trade_for_days(shop, dataset, days, rng)
-
-            with httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http:
-                say("a weak generation")
-                weak = publish(thin_log(dataset, 10), scratch, repo, "weak")
-                figures += try_better(Storefront(world, served, http), weak, days, rng)
-            good = shop.rank_lists()
-            figures.append(count_false_alarms(compute_clicked(world, good), RUNS, rng))
-            control.activate(served.state, weak, served.run_dir)
-            some = np.where(rng.random(n_users)[:, None] < FAULTY_SHARE, shop.rank_lists(), good)
-            figures += compare_ways(world, "a fault of some users", some, good, rng, LEAST_SAVED)
+            figures.append(count_false_alarms(compute_clicked(world, shop.rank_lists()), RUNS, rng))
+        figures += try_better(world, repo, scratch / WEAK, days, rng)
     return figures
 
 

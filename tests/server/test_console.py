@@ -243,7 +243,8 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     page.open(USER)  # before the experiment, which would count this answer
     experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     answer_and_click(served, experiment, champion=0.1, challenger=0.6)
-    until(lambda: count_answers(served) == [200, 200])  # a report is kept for some seconds, and another test may have asked
+    # a report is kept for some seconds, and another test may have asked
+    until(lambda: count_answers(served) == [200, 200], lambda: f"the report counts {count_answers(served)} answers")
     page.press("to-experiment")
     page.wait(lambda: page.items("challenger"))
     assert "spring: mode ab, generation 2 beside 1, 50.0 % of the users, since 20" in page.text("settings")
