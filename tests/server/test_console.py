@@ -287,7 +287,7 @@ def answer_and_click(served: Served, experiment: Experiment, **click_rates: floa
     for arm, click_rate in click_rates.items():
         for number in range(200):
             request_id = f"{arm}{number}"
-            time_ms = experiment.started_ms + number
+            time_ms = experiment.changed_ms + number
             facts, share = (experiment.name, arm), experiment.find_assignment(arm)
             log.add(Exposure(request_id, time_ms, number, 1, [1, 2], [1.0] * 2, [], *facts, assignment=share))
             if number % 10 < 10 * click_rate:
