@@ -183,10 +183,7 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
 def evict(tiers: LeveledTables, key: int) -> None:
     """Look up others until L1 and L2 have thrown the key out."""
     others, table = np.setdiff1d(np.arange(ROWS), [key]), tiers.tables["items"]
-    assert table.shared is not None
-    assert table.l1 is not None
-    levels = [slots for slots in (table.shared.slots, table.l1.slots) if slots is not None]
-    assert len(levels) == 2
+    levels = [present(slots) for slots in (present(table.shared).slots, present(table.l1).slots)]
     for start in range(0, 20 * ROWS, 40):
         tiers.lookup("items", np.take(others, np.arange(start, start + 40), mode="wrap"))
         tiers.settle()
@@ -317,9 +314,7 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
 
 def damaged(config: LevelsConfig, tiers: LeveledTables) -> None:
     """The instance puts its database aside, and fills another one."""
-    l3, shared = tiers.lower.l3, tiers.tables["items"].shared
-    assert l3 is not None
-    assert shared is not None
+    l3, shared = present(tiers.lower.l3), present(tiers.tables["items"].shared)
     (Path(rocksdb_of(config).path) / DAMAGED_MARK).touch()
     l3.close()
     until(lambda: tiers.lookup("items", np.array([250])) and l3.store is not None)
@@ -389,8 +384,7 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
 def test_what_the_log_no_longer_has_is_done_without(config, instances):
     """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
     instances()
-    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), LogPosition.at({})
-    gone[0] = 5
+    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), LogPosition.at({0: 5})
     start = applier.start({"items": LogPosition.at({})}, {"items": gone})
     assert (start.wanted["items"][0], start.available["items"][0]) == (0, 5)
     log.length = 5
