@@ -30,11 +30,11 @@ def drop_missing_challenger(repo: Path) -> str:
     if not missing:
         return ""
     [(generation, reason)] = missing.items()
-    experiment = find_running(repo)
+    experiment, ended = find_running(repo), ""
     if experiment and experiment.challenger == generation:
         end_experiment(repo, reason, state="rolled back", judged=experiment)
+        ended = f", and its experiment {experiment.name} is rolled back"
     drop_challenger(repo)
-    ended = f", and its experiment {experiment.name} is rolled back" if experiment else ""
     return f"the challenger, generation {generation}, is left out{ended}: {reason}"
 
 

@@ -19,7 +19,7 @@ class Closable(Protocol):
 
 
 class Store(Closable, Protocol):
-    """What every level needs. One that replaces RocksDB also needs `read_position`, `catch_up` and `check` of RocksStore."""
+    """Methods of every level. One that replaces RocksDB also needs `read_position`, `catch_up` and `check` of RocksStore."""
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]: ...
 

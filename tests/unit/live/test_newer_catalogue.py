@@ -1,4 +1,4 @@
-"""Of each column, the later value of item file and `upsert` counts, if the file says when its rows were changed."""
+"""For each column, the later value of item file and `upsert` counts, if the file says when its rows were changed."""
 
 from __future__ import annotations
 
