@@ -27,7 +27,7 @@ from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.exposure_merges import merge_exposures
 from live.forget import ALWAYS_MS, forget_items
-from live.ids import find_item_id, find_user_id, is_learned
+from live.ids import find_item_id, find_user_id, is_learned, read_item_texts
 from live.maintenance import DAY_MS, Retention, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
@@ -70,7 +70,7 @@ def inspect(
     folder = find_store(repo)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         if user is not None:
-            show_user(snapshot, find_user_id(repo, user))
+            show_user(snapshot, user, find_user_id(repo, user), read_item_texts(repo))
             return
         if item is not None:
             show_columns(snapshot.read_change(ITEM_CHANGED, find_item_id(repo, item)))

@@ -62,6 +62,14 @@ def read_names(repo: Path, names_file: str) -> dict[str, int]:
     return read_json(folder, names_file) if (folder / names_file).exists() else {}
 
 
+def read_item_texts(repo: Path) -> dict[int, str]:
+    """Return the published items' ids as the shop writes them, by the ids on the wire; none where ids are numbers.
+
+    None without a repository either, because a store outlives it. Raises RecommenderError when the names cannot be read.
+    """
+    return {item_id: text for text, item_id in read_names(repo, ITEM_NAMES).items()} if repo.exists() else {}
+
+
 def parse_whole_number(text: str) -> int | None:
     """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
     try:

@@ -10,28 +10,33 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from serving.contract.ids import NAME
 from serving.contract.tensors import PAD_ID
-from serving.live.events import USER_CHANGED
+from serving.live.events import ITEM_CHANGED, USER_CHANGED
 from serving.live.reader import Change, Snapshot
 
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of events are not markup
 
 
-def show_user(snapshot: Snapshot, user_id: int) -> None:
-    """Print a user's events and history, and the columns that upsert set."""
+def show_user(snapshot: Snapshot, user: str, user_id: int, item_texts: Mapping[int, str]) -> None:
+    """Print a user's events and history, and the columns that upsert set.
+
+    user: the id as the shop writes it; item_texts: published items' ids likewise, by `item_id`
+    """
     change = snapshot.read_change(USER_CHANGED, user_id)
     if change.columns:
         show_columns(change)
     rows, records = snapshot.read_users(np.array([user_id]))
     if not rows:
-        out.print(f"User {user_id} has no live events.")
+        out.print(f"User {user} has no live events.")
         return
     record = records[0]
-    out.print(f"User {user_id}: {record['event_count']} events, the latest at {format_time(int(record['last_ms']))}")
+    out.print(f"User {user}: {record['event_count']} events, the latest at {format_time(int(record['last_ms']))}")
     table = Table("item", "when")
     for item_id, second in zip(record["history_ids"], record["history_s"], strict=True):
         if item_id != PAD_ID:
-            table.add_row(str(item_id), format_time(1000 * int(second)))
+            text = item_texts.get(int(item_id)) or snapshot.read_change(ITEM_CHANGED, int(item_id)).columns.get(NAME)
+            table.add_row(text or str(item_id), format_time(1000 * int(second)))
     out.print(table)
 
 

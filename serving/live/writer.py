@@ -357,7 +357,7 @@ class Writer:
         if self.store.is_removed():
             raise DependencyError(
                 f"The live store in {self.store.folder} was removed or moved while it was open, so nothing more can be saved. "
-                "Put it back, or restore a backup, and restart the server. Then send the events again."
+                "Put it back, or restore a backup, restart the server, and then try again."
             )
         try:
             with self.store.env.begin(write=True) as txn:
@@ -370,7 +370,7 @@ class Writer:
         except lmdb.Error as error:
             raise DependencyError(
                 f"The live store in {self.store.folder} cannot be written: {error}. Nothing was saved. Check the disk, "
-                "and send the events again."
+                "and try again."
             ) from error
 
     def _check_readers(self) -> None:

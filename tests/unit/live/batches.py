@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
-from serving.live.events import HEADER, EventBatch, EventKind, EventKinds
+from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, EventKind, EventKinds
 
 KINDS = EventKinds((EventKind("view", 0.1), EventKind("purchase", 1.0, positive=True), EventKind("hide", 0.0, seen=True)))
 START_MS = 1_700_000_000_000
@@ -31,3 +33,9 @@ def purchase(user: int, item: int, time_ms: int = START_MS, event_id: bytes = b"
     headers["value"] = np.nan
     KINDS.decide(headers)
     return EventBatch(headers, [event_id], [b""], [b""])
+
+
+def change(kind: int, changed_id: int, **columns) -> EventBatch:
+    headers = np.zeros(1, HEADER)
+    headers["type"], headers["item_id" if kind == ITEM_CHANGED else "user_id"] = kind, changed_id
+    return EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()])

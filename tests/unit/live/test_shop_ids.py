@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import pytest
+from typer.testing import CliRunner
 
+from live.__main__ import app
 from live.ids import find_item_id, find_user_id
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.ids import stable_id
 from serving.contract.tensors import ENSEMBLE
+from serving.live.events import ITEM_CHANGED
+from serving.live.layout import Layout
+from serving.live.store import find_live_folder
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, START_MS, change, purchase
 
 NAMES = {"anna": 17, "bert": 4, "12": 99}
 
@@ -74,3 +82,16 @@ def test_names_that_cannot_be_read_are_no_reason_to_guess(publish):
     (repo / ENSEMBLE / "2" / "user_names.json").write_text('{"anna": 1')
     with pytest.raises(RecommenderError, match=r"user_names\.json cannot be read"):
         find_user_id(repo, "12")
+
+
+def test_a_users_history_names_items_as_the_shop_writes_them(publish):
+    """The sofa was published, the lamp was added since by `upsert`, and nobody has told what the third item is called."""
+    repo, lamp, unnamed = publish(NAMES), stable_id("lamp"), 3
+    (repo / ENSEMBLE / "2" / "item_names.json").write_text('{"sofa": 5}')
+    with closing(Writer(find_live_folder(repo), Layout(), KINDS.names, now_ms=lambda: START_MS)) as writer:
+        writer.append(change(ITEM_CHANGED, lamp, item_id="lamp"))
+        for item in (5, lamp, unnamed):
+            writer.append(purchase(NAMES["anna"], item))
+    shown = CliRunner().invoke(app, ["inspect", "--user", "anna", "--repo", str(repo)]).output
+    assert "User anna: 3 events" in shown
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("│")] == ["3", "lamp", "sofa"]

@@ -22,7 +22,7 @@ from serving.live.seeds import GenerationSeeds
 from serving.live.sequences import mark_sequences
 from serving.live.store import DATABASES, set_aside
 from serving.live.writer import Writer, WriterSettings
-from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.batches import KINDS, START_MS, change, events, purchase
 from tests.unit.live.twin import StateTwin, differences
 
 DAY_MS = 86_400_000
@@ -33,12 +33,6 @@ def reader(folder):
     reader = Reader(folder)
     yield reader
     reader.close()
-
-
-def change(kind: int, changed_id: int, **columns) -> EventBatch:
-    headers = np.zeros(1, HEADER)
-    headers["type"], headers["item_id" if kind == ITEM_CHANGED else "user_id"] = kind, changed_id
-    return EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()])
 
 
 def test_events_survive_packing():
