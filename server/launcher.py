@@ -283,11 +283,11 @@ class TritonServer:
                 return ""
             if failure := log.find_first_failure(text):
                 raise ServerError(self._describe_failure("cannot serve this repository", failure))
-            if dead := processes.count_dead_stubs(process.pid):
+            if dead := processes.find_dead_stubs(process.pid):
                 dead_since = min(dead_since, time.monotonic())
             if time.monotonic() - dead_since > LAST_WORDS_S:
                 raise ServerError(
-                    self._describe_failure("lost a model's process while loading", log.find_unfinished(text, dead))
+                    self._describe_failure("lost a model's process while loading", log.find_unfinished(text, len(dead)))
                 )
             if time.monotonic() > deadline_s:
                 raise ServerError(

@@ -176,28 +176,30 @@ def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], l
             ) from error
 
 
-def count_dead_stubs(pid: int) -> int:
-    """Return how many Python model processes of the running server `pid` have died. The server waits for them forever."""
+def find_dead_stubs(pid: int) -> set[int]:
+    """Return which Python model processes of the running server `pid` have died. The server waits for them forever."""
     try:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
-        return 0
-    dead = 0
+        return set()
+    dead = set()
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
-            dead += child.name().startswith(STUB_NAME) and child.status() == psutil.STATUS_ZOMBIE
+            if child.name().startswith(STUB_NAME) and child.status() == psutil.STATUS_ZOMBIE:
+                dead.add(child.pid)
     return dead
 
 
 def count_lost_stubs(pid: int) -> int:
     """Return how many stubs were killed or crashed: those that are dead, and still are after SETTLE_S.
 
-    Their models fail every request. tritonserver does not restart stubs, so only a restart of the server helps.
+    Their models fail every request. tritonserver does not restart stubs, so only a restart of the server helps. When it unloads
+    a generation, its stubs end one after another, and each is dead for a moment.
     """
-    if not count_dead_stubs(pid):
+    if not (dead := find_dead_stubs(pid)):
         return 0
     time.sleep(SETTLE_S)
-    return count_dead_stubs(pid)
+    return len(dead & find_dead_stubs(pid))
 
 
 def _wait_gone(pid: int, tag: str, timeout_s: float) -> None:

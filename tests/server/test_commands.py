@@ -21,7 +21,7 @@ from server.condition import QUESTION_TIMEOUT_S
 from server.control import find_running_servers, stop_server
 from server.health import is_ready, open_local_client, wait_ready
 from server.ports import find_free_ports
-from server.processes import count_dead_stubs, find_members, is_running
+from server.processes import find_dead_stubs, find_members, is_running
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 from tests.server import toys
@@ -137,7 +137,7 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
     state = find_running_servers(run_dir)[0]
     stub = next(process for process in find_members(state.tag) if process.pid != state.pid)
     stub.kill()
-    while not count_dead_stubs(state.pid):
+    while not find_dead_stubs(state.pid):
         time.sleep(0.01)
     with (
         grpcclient.InferenceServerClient(url) as client,

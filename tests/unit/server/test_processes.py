@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 
 import psutil
 import pytest
 
-from server.processes import STOP_TIMEOUT_S, stop_processes, terminate
+from server.processes import STOP_TIMEOUT_S, STUB_NAME, count_lost_stubs, stop_processes, terminate
 from serving.contract.errors import ServerError
 from tests.tags import draw_tag, run_tagged
 from tests.waiting import until
@@ -60,3 +61,27 @@ def test_a_process_of_another_user_is_named_instead_of_a_traceback(tmp_path, mon
                 terminate([psutil.Process(server.pid)])
         stop_processes(server.pid, tag, timeout_s=0)
         assert server.wait(60) < 0
+
+
+def test_stubs_that_end_one_after_another_are_unloaded_and_one_that_stays_dead_is_lost(tmp_path, monkeypatch):
+    sleep, stub = time.sleep, shutil.copy("/bin/sleep", tmp_path / STUB_NAME)
+    first, second, other = (subprocess.Popen([stub, "600"]) for _ in range(3))
+
+    def end(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            sleep(0.01)
+
+    def unload(_: float) -> None:
+        first.wait()
+        end(second)
+
+    end(first)
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "sleep", unload)
+        assert count_lost_stubs(os.getpid()) == 0
+    assert count_lost_stubs(os.getpid()) == 1  # nobody has waited for the second
+    second.wait()
+    assert count_lost_stubs(os.getpid()) == 0
+    other.kill()
+    other.wait()
