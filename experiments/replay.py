@@ -27,6 +27,7 @@ from rich.table import Table
 from experiments.prequential import TITLES
 from export.build import build_repository
 from export.prequential import Quality, answer_frozen, choose_questions, make_event_inputs
+from export.recording import make_context_tensors
 from export.settings import Settings
 from perf.command import run
 from perf.live.shop import Shop, open_shop
@@ -39,7 +40,6 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES, make_live_specs
 from serving.stages.features.user_store import UserStore
 from training.dataset import Dataset, load_dataset
-from training.features.build import take_context
 
 EVENTS_PER_CALL = 32
 REPORTED_EVERY_S = 5.0
@@ -137,13 +137,11 @@ class Replay:
 
     def _ask(self, shop: Shop, client, place: int, sequence: int) -> None:
         event = self.dataset.interactions.iloc[self.rows[place : place + 1]]
-        columns = {"user_id": event["user_id"].to_numpy(np.int64)} | take_context(event, self.dataset.context_columns)
-        columns |= {"after": np.array([sequence])} if sequence else {}
         recommend = shop.specs[ENSEMBLE]
-        inputs = {
-            t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.make_filled(1)
-            for t in recommend.inputs
-        }
+        inputs = {t.name: t.make_filled(1) for t in recommend.inputs if t.optional}
+        inputs |= {"user_id": event["user_id"].to_numpy(np.int64)[:, None]}
+        inputs |= make_context_tensors(event, self.dataset.context_columns)
+        inputs |= {"after": np.array([[sequence]])} if sequence else {}
         sent_s = time.perf_counter()
         answer = ask(client, recommend, "", inputs)
         self.answered_s.append(time.perf_counter() - sent_s)

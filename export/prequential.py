@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from export.recording import make_context_tensors
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, UPSERT, make_live_specs
 from serving.live.reader import Reader
@@ -24,7 +25,6 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from training.dataset import Dataset
 from training.dataset.repeats import find_repeats
-from training.features.build import take_context
 
 QUESTIONS_PER_CALL = 64
 EVENTS_PER_BATCH = 256
@@ -130,8 +130,8 @@ def answer_live(
 def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> Answers:
     """Answer the users of log rows, in the context of these rows."""
     events = dataset.interactions.iloc[rows]
-    inputs = {"user_id": events["user_id"].to_numpy(np.int64)} | take_context(events, dataset.context_columns)
-    tensors = pipeline.trace({name: values[:, None] for name, values in inputs.items()})
+    user_ids = events["user_id"].to_numpy(np.int64)[:, None]
+    tensors = pipeline.trace({"user_id": user_ids} | make_context_tensors(events, dataset.context_columns))
     return Answers(tensors["item_ids"][:, :LIST_LENGTH], tensors["candidate_ids"], tensors["rank_scores"])
 
 
@@ -141,12 +141,10 @@ def make_event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarra
     columns = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
     if log.label or log.weight:
         columns["value"] = events["label" if log.label else "weight"]
-    columns |= take_context(events, dataset.context_columns)
     tensors = make_live_specs(tuple(column.tensor for column in dataset.context_columns))[OBSERVE].inputs
-    return {
-        t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] if t.name in columns else t.make_filled(len(rows))
-        for t in tensors
-    }
+    given = {t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] for t in tensors if t.name in columns}
+    filled = {t.name: t.make_filled(len(rows)) for t in tensors if t.optional}
+    return filled | given | make_context_tensors(events, dataset.context_columns)
 
 
 def make_change_inputs(changes: Sequence[Upserted]) -> dict[str, np.ndarray]:

@@ -6,10 +6,11 @@ They are recorded with the in-process answers (repository/recorded.py) and publi
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from serving.contract.tensors import PAD_ID, ContextColumn, ModelSpec
 from training.dataset import Dataset
-from training.features.build import take_context
+from training.features.columns import make_raw_values
 
 UNKNOWN_SHARE = 0.05  # requests of unknown users
 SESSION_SHARE = 0.10  # requests with a history
@@ -26,18 +27,21 @@ def draw_requests(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.
     tensors["user_id"] = rows["user_id"].to_numpy(np.int64, copy=True).reshape(-1, 1)
     strangers = rng.random(count) < UNKNOWN_SHARE
     tensors["user_id"][strangers] = np.iinfo(np.int64).max - rng.integers(1_000_000, size=(strangers.sum(), 1))
-    for column, values in take_context(rows, dataset.context_columns).items():
-        tensors[column] = make_context_tensor(values, next(c for c in dataset.context_columns if c.name == column))
+    tensors |= make_context_tensors(rows, dataset.context_columns)
     _fill_some(tensors["history"], rng.random(count) < SESSION_SHARE, item_ids, rng)
     _fill_some(tensors["exclude"], rng.random(count) < EXCLUDE_SHARE, item_ids, rng)
     return tensors
 
 
-def make_context_tensor(values: np.ndarray, column: ContextColumn) -> np.ndarray:
-    """Return raw context values [N] as a request tensor [N, 1]."""
-    if column.kind == "string":
-        values = np.array([b"" if value is None else value.encode() for value in values], object)
-    return values.astype(column.tensor.numpy_dtype).reshape(-1, 1)
+def make_context_tensors(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> Arrays:
+    """Return the context of log rows as the tensors of a request or an event, [N, 1] by name."""
+    tensors = {}
+    for column in columns:
+        values = make_raw_values(events[column.name], column.kind)
+        if column.kind == "string":
+            values = np.array([b"" if value is None else value.encode() for value in values], object)
+        tensors[column.name] = values.astype(column.tensor.numpy_dtype).reshape(-1, 1)
+    return tensors
 
 
 def _fill_some(tensor: np.ndarray, chosen: np.ndarray, item_ids: np.ndarray, rng: np.random.Generator) -> None:
