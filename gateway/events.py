@@ -73,7 +73,7 @@ class Recorder:
         """
         record_id = self._shop.parse_item_id(shop_id) if kind == "item" else self._shop.parse_user_id(shop_id)
         if kind == "item" and self._shop.published.lacks_name(record_id):
-            columns = {NAME: shop_id} | columns
+            columns = {NAME: shop_id.strip()} | columns
         return await self._recommender.upsert(kind, record_id, columns)
 
     def _make_event(self, body: EventBody, item_id: int, event_id: str) -> Event:

@@ -143,8 +143,8 @@ def parse_query(query: bytes) -> list[tuple[str, str]]:
 
 
 def split_ids(values: list[str]) -> tuple[str, ...]:
-    """Split values that hold one id each, or several separated by commas."""
-    return tuple(part for value in values for part in value.split(",") if part)
+    """Split values that hold one id each, or several separated by commas. Empty and blank ones are left out."""
+    return tuple(part for value in values for part in value.split(",") if part.strip())
 
 
 class JsonResponse(Response):

@@ -27,13 +27,16 @@ def find_item_id(repo: Path, item: str) -> int:
 
 
 def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
-    """Return the int64 id of a user or an item. what: "user" or "item", for messages
+    """Return the int64 id of a user or an item. what: "user" or "item", for messages. Spaces around the text do not count.
 
     Where the shop's ids are text, an id that was added since the export is the hash of its text, or the next hash that no
     published id has. A published int64 id is accepted too.
     A store outlives its repository: without a repository, a number is the id itself, and a text is hashed.
-    Raises ConfigError for a text in a shop whose ids are numbers, and RecommenderError when the repository cannot be read.
+    Raises ConfigError for an empty text, and for any text in a shop whose ids are numbers. Raises RecommenderError when the
+    repository cannot be read.
     """
+    if not (text := text.strip()):
+        raise ConfigError(f"The {what} is empty; expected an id as the shop writes it.")
     number = parse_whole_number(text)
     if not repo.exists():
         return stable_id(text) if number is None else number

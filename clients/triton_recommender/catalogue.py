@@ -17,7 +17,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
-from triton_recommender.errors import CatalogueError
+from triton_recommender.errors import CatalogueError, InvalidRequest
 from triton_recommender.folder import find_published_folder, read_json, read_names, read_pinned_generation, read_published_items
 from triton_recommender.ids import stable_id
 from triton_recommender.models import Notice, Query, Recommendations
@@ -103,6 +103,7 @@ class Catalogue:
             integers   a text that spells a whole number is that id; any other is left as it is, and the call refuses it
 
         Where ids are integers, the catalogue lists no users, so notices are of items only.
+        Spaces around a text do not count, because an export removes them. Raises InvalidRequest for a text without anything else.
         """
         notices: list[Notice] = []
         user_id = self._resolve_id("user_id", query.user_id, self.user_id, self.user_names, notices)
@@ -165,7 +166,7 @@ class Catalogue:
         if not names:
             return not isinstance(resolved, Integral) or resolved in self.item_ids
         if isinstance(value, str):
-            return value in names or resolved == _parse_whole_number(value)
+            return value.strip() in names or resolved == _parse_whole_number(value.strip())
         if field_name == "user_id":
             return resolved in self._known_users
         return resolved in self._known_items or resolved in self.item_ids
@@ -173,12 +174,15 @@ class Catalogue:
     def _find_id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
         if not isinstance(value, str):
             return value
-        if value in names:
-            return names[value]
-        number = _parse_whole_number(value)
+        text = value.strip()
+        if not text:
+            raise InvalidRequest(f"An id is {value!r}; expected a text with more than spaces. Correct it, or leave it out.")
+        if text in names:
+            return names[text]
+        number = _parse_whole_number(text)
         if names or self.text_ids:
             # Where ids are text, a number is an id only if it was published.
-            return number if number in known else _find_free_id(value, known)
+            return number if number in known else _find_free_id(text, known)
         return value if number is None else number
 
 

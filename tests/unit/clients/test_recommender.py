@@ -91,6 +91,22 @@ def test_names_are_translated_by_the_catalogue_and_unknown_ones_reported(repo):
     assert [query.user_id for query in shop.queries[1:]] == [stable_id("bob"), 7, 7]
 
 
+def test_spaces_around_a_name_do_not_count_as_in_an_export(repo):
+    shop = FakeRecommender(lambda query: [10, 30], catalogue=Catalogue.load(repo))
+    assert shop.recommend(" ann ", history=["twenty\n"], exclude=["\tten"]).warnings == ()
+    assert shop.queries == [Query(7, [20], [10], {})]
+    shop.observe("bob ", " cup ")
+    assert (shop.events[0].user_id, shop.events[0].item_id) == (stable_id("bob"), stable_id("cup"))
+
+
+@pytest.mark.parametrize("catalogue", [Catalogue(text_ids=True), Catalogue(item_names={"cup": 3})], ids=["no names", "names"])
+def test_a_blank_name_is_refused(catalogue):
+    shop = FakeRecommender(lambda query: [3], catalogue=catalogue)
+    for act in (lambda: shop.recommend(1, exclude=[""]), lambda: shop.observe(7, " "), lambda: shop.upsert("item", "", {"a": 1})):
+        with pytest.raises(InvalidRequest, match="more than spaces"):
+            act()
+
+
 def test_a_number_where_ids_are_text_is_reported_as_well():
     """Item "22423" has another id on the wire: as a number it would exclude nothing."""
     shop = FakeRecommender(lambda query: [3], catalogue=Catalogue(item_names={"22423": 3}, item_ids=frozenset([3])))

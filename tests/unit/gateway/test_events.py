@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gateway import schema
-from triton_recommender import DeadlineExceeded, Event, InvalidRequest, Unavailable
+from tests.repositories import copy_small_repository
+from tests.unit.gateway.conftest import Gateway
+from triton_recommender import DeadlineExceeded, Event, InvalidRequest, Query, Unavailable, stable_id
 from triton_recommender.ids import session_id
 
 
@@ -238,3 +242,30 @@ def test_an_empty_id_is_refused(gateway):
     for method, path in (("PUT", "items/"), ("PUT", "users/"), ("GET", "users/"), ("GET", "items//similar")):
         assert door.ask(method, f"/v1/{path}", json={}).status_code == 400
     assert door.shop.upserts == []
+
+
+def test_a_blank_id_is_refused(gateway):
+    door = gateway()
+    for method, path in (("PUT", "items/%20"), ("PUT", "users/%20"), ("GET", "users/%20"), ("GET", "items/%20/similar")):
+        assert door.ask(method, f"/v1/{path}", json={"title": "Mug"}).status_code == 400
+    assert door.ask("POST", "/v1/events", json={"user": 7, "item": " "}).status_code == 400
+    assert (door.shop.upserts, door.shop.events) == ([], [])
+
+
+def test_spaces_around_an_id_do_not_count(tmp_path):
+    """An export removes them. With them, the id would be that of somebody else, and the item would be shown all the same."""
+    repo = copy_small_repository(tmp_path / "repository")
+    names = {"user": {"anna": 7}, "item": {f"mug {item}": item for item in range(1, 31)}}
+    for kind, ids in names.items():
+        (repo / "recommend" / "1" / f"{kind}_names.json").write_text(json.dumps(ids))
+    stage = repo / "upsert" / "1" / "stage.json"
+    info = json.loads(stage.read_text())
+    info["settings"]["columns"]["item"]["item_id"] = "name"
+    stage.write_text(json.dumps(info))
+    door = Gateway(repo)
+    door.recommend(user=" anna", history="mug 4, mug 5", exclude="mug 1, mug 2 ,")
+    assert door.shop.queries[-1] == Query(7, [4, 5], [1, 2], {})
+    door.ask("POST", "/v1/events", json={"user": "anna ", "item": " mug 3"})
+    assert (door.shop.events[0].user_id, door.shop.events[0].item_id) == (7, 3)
+    door.ask("PUT", "/v1/items/%20cup%20", json={"price": 2})
+    assert door.shop.upserts == [("item", stable_id("cup"), {"item_id": "cup", "price": 2})]

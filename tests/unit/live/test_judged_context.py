@@ -36,7 +36,8 @@ def test_events_without_a_text_of_the_context_are_observed_and_asked_for(data, d
     repository = export(tmp_path, dataset, "fused", **FOLLOWED_SETTINGS)
     frozen = answer_frozen(repository, dataset, asked)
     live = answer_live(repository, dataset, asked, KNOWN - 10, tmp_path / "store")
-    assert (frozen.items[:, 0] > 0).all() and (live.items[:, 0] > 0).all()
+    assert (frozen.items[:, 0] > 0).all()
+    assert (live.items[:, 0] > 0).all()
 
 
 def test_a_text_of_the_context_is_sent_as_bytes_and_a_missing_one_as_the_empty_text(dataset):

@@ -37,11 +37,16 @@ def publish(tmp_path):
 
 @pytest.mark.parametrize(
     ("user", "expected"),
-    [("anna", 17), ("12", 99), ("17", 17), ("carla", stable_id("carla")), ("13", stable_id("13"))],
-    ids=["a name", "a name of digits", "an id on the wire", "came since the export", "digits, and no id"],
+    [("anna", 17), (" anna ", 17), ("12", 99), ("17", 17), ("carla", stable_id("carla")), ("13", stable_id("13"))],
+    ids=["a name", "with spaces", "a name of digits", "an id on the wire", "came since the export", "digits, and no id"],
 )
 def test_a_shop_whose_ids_are_text(publish, user, expected):
     assert find_user_id(publish(NAMES), user) == expected
+
+
+def test_a_blank_user_is_refused(publish):
+    with pytest.raises(ConfigError, match="user is empty"):
+        find_user_id(publish(NAMES), " ")
 
 
 def test_an_item_has_a_name_of_its_own(publish):
