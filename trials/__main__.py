@@ -39,6 +39,7 @@ from trials.unseen import MOST_JUDGED, Reward, pair_answers, read_judged_answers
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
+MOST_DAYS = 36_500.0
 METRICS = ("ctr", "conversion", "value", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)
@@ -51,8 +52,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="one line of JSON, for mach
 def report(
     experiment: Annotated[str, typer.Argument(help="only its answers; without, all that are logged")] = "",
     by: Annotated[By, typer.Option(help="what to group by; position, category and source count shown items")] = "generation",
-    generation: Annotated[int | None, typer.Option(help="only its answers", min=1)] = None,
-    days: Annotated[float | None, typer.Option(help="only answers of the last so many days", min=0)] = None,
+    generation: Annotated[int | None, typer.Option(help="only its answers, without interleaved ones", min=1)] = None,
+    days: Annotated[float | None, typer.Option(help="only answers of the last so many days", min=0, max=MOST_DAYS)] = None,
     repo: Repo = Path("model_repository"),
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +71,7 @@ def report(
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
         return
     counted, rest = ("answer", ("degraded", "different items")) if by in ("generation", "arm") else ("item", ())
-    group_column = Column(by, overflow="fold")  # not cut: arms of one experiment begin alike
+    group_column = Column(by, overflow="fold", min_width=len(by))  # not cut: arms of one experiment begin alike
     table = Table(group_column, f"{counted}s", "clicked", "converted", f"value an {counted}", *rest)
     for group, summary in summaries.items():
         table.add_row(group, *format_cells(summary))

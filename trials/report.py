@@ -13,6 +13,7 @@ import numpy as np
 from live.exposures import SOURCE_NAMES
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import read_pinned_generation
+from serving.live.experiment import INTERLEAVED_ARM
 from trials.feedback import Feedback
 from trials.off_policy import TrialError
 
@@ -86,11 +87,14 @@ def summarise(parts: Iterable[Feedback], by: By, repo: Path) -> Mapping[str, Sum
 
 
 def summarise_answers(parts: Iterable[Feedback], by: Literal["generation", "arm"]) -> dict[str, AnswerSummary]:
-    """Return what users did with the answers of each generation, or of each arm as EXPERIMENT/ARM."""
+    """Return what users did with the answers of each generation, or of each arm as EXPERIMENT/ARM.
+
+    Interleaved answers are a group of their own beside the champion's, whose generation they are logged with.
+    """
     tallies: dict[Any, Tally] = defaultdict(Tally)
     for feedback in parts:
         if by == "generation":
-            groups = feedback.generations
+            groups = 2 * feedback.generations + (feedback.arms == INTERLEAVED_ARM)
         else:
             pairs = zip(feedback.experiments, feedback.arms, strict=True)
             groups = np.array([f"{name}/{arm}" if name else NO_ARM for name, arm in pairs], object)
@@ -100,7 +104,13 @@ def summarise_answers(parts: Iterable[Feedback], by: Literal["generation", "arm"
             tally.add(*(answers.compute_rewards(metric) for metric in ("ctr", "conversion", "value")))
             tally.degraded += int(answers.degraded.sum())
             tally.items.update(np.unique(answers.item_ids[answers.shown]).tolist())
-    return {str(group): tallies[group].summarise_answers() for group in sorted(tallies)}
+    name = name_generation if by == "generation" else str
+    return {name(group): tallies[group].summarise_answers() for group in sorted(tallies)}
+
+
+def name_generation(code: int) -> str:
+    """Return the name of a group of answers. code: twice the generation, and 1 more for interleaved ones"""
+    return f"{code // 2}, interleaved" if code % 2 else str(code // 2)
 
 
 def summarise_items(parts: Iterable[Feedback], find_groups: Callable[[Feedback], Groups]) -> dict[str, Summary]:

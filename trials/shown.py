@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from live.exposures import FOLDER, SCHEMA, list_exposure_files, parse_written_ms, read_file, read_latest
-from serving.live.experiment import SHADOW_ARM, read_experiment
+from serving.live.experiment import INTERLEAVED_ARM, SHADOW_ARM, read_experiment
 from trials.feedback import ATTRIBUTION_S, Feedback, join_feedback, read_events
 from trials.off_policy import TrialError
 from trials.progress import find_start_ms
@@ -25,7 +25,8 @@ def read_shown(
 ) -> Iterator[tuple[pa.Table, Feedback]]:
     """Yield all shown answers, or those of an experiment under its latest share, with their feedback, in parts.
 
-    folder: of the live store; since_ms: leave out earlier answers, in unix milliseconds; generation: only its answers
+    folder: of the live store; since_ms: leave out earlier answers, in unix milliseconds
+    generation: only its answers, without interleaved ones, which are also the challenger's
     Raises TrialError without any.
     """
     latest = read_experiment(folder)
@@ -36,7 +37,7 @@ def read_shown(
         wanted &= pc.field("experiment") == experiment
         share = find_latest_share(read_latest(folder, wanted, 1, since_ms))
     if generation is not None:
-        wanted &= pc.field("generation") == generation
+        wanted &= (pc.field("generation") == generation) & (pc.field("arm") != INTERLEAVED_ARM)
     found = False
     for answers in read_parts(folder, wanted, since_ms):
         shown = answers if share is None else take_share(answers, share)
@@ -79,16 +80,20 @@ def explain_nothing(folder: Path, experiment: str, since_ms: int, generation: in
     """Return why no answer was shown: what the log has instead."""
     names: set[str] = set()
     generations: set[int] = set()
-    count = 0
+    count, interleaved = 0, False
     for path in list_exposure_files(folder / FOLDER):
         if parse_written_ms(path) >= since_ms and (table := read_file(path, (*USED_BY_SPLIT, "generation"))) is not None:
             table = table.filter(pc.field("time_ms") >= since_ms)
             names, count = names.union(table["experiment"].unique().to_pylist()), count + len(table)
             answers = table.filter(pc.field("experiment") == experiment) if experiment else table
-            generations |= set(answers.filter(pc.field("arm") != SHADOW_ARM)["generation"].unique().to_pylist())
+            shown = answers.filter(pc.field("arm") != SHADOW_ARM)
+            generations |= set(shown.filter(pc.field("arm") != INTERLEAVED_ARM)["generation"].unique().to_pylist())
+            interleaved |= len(shown.filter(pc.field("arm") == INTERLEAVED_ARM)) > 0
     if generation is not None and generations:
         known = ", ".join(map(str, sorted(generations)))
         return f"None of these answers is of generation {generation}; expected one of {known}, which have some."
+    if generation is not None and interleaved:
+        return "All of these answers are interleaved, and so of two generations. Leave --generation out."
     since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC" if since_ms else ""
     if experiment:
         logged = ", ".join(sorted(filter(None, names))) or "no experiment"

@@ -5,7 +5,7 @@ where the judged list has the same one at the same place, with the weight 1 / pr
 Places whose propensity is not known weigh nothing. Answers with a gateway's own popular items are left out, because no
 generation chose them. A propensity is conditional on the items before it, so the mean weight of a place estimates the share of
 answers that could have shown the judged item there: its support. The log says nothing of the other answers, so there is no
-estimate unless the support is nearly whole.
+estimate unless the support is nearly whole. A support above 1 beyond chance shows that the judged lists depend on the draws.
 """
 
 from __future__ import annotations
@@ -87,6 +87,11 @@ class PairedAnswers:
                 f"The log could have shown {support.value:.0%} of the judged items at their places, and says nothing of the "
                 f"others; expected {LEAST_SUPPORT:.0%} or more. {unknown}Judge fewer places (--places), or let some users see "
                 "them (python -m server experiment start)."
+            )
+        if support.value > 1 / LEAST_SUPPORT and support.low > 1:
+            raise TrialError(
+                f"The judged lists have the drawn items {support.value:.3g} times as often as chance explains, so they were made "
+                "with knowledge of what was drawn. Expected lists of another generation, not those that were shown."
             )
         # The shown item is the judged one wherever a weight is not 0, so the model expects the same of both.
         robust = estimate_slate_dr(self.rewards, self.weights, self.expected, self.expected, kind, self.users)

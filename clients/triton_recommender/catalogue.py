@@ -103,7 +103,7 @@ class Catalogue:
             integers   a text that spells a whole number is that id; any other is left as it is, and the call refuses it
 
         Where ids are integers, the catalogue lists no users, so notices are of items only.
-        Spaces around a text do not count, because an export removes them. Raises InvalidRequest for a text without anything else.
+        Spaces around a text do not count, because an export removes them. Raises InvalidRequest for a text of spaces alone.
         """
         notices: list[Notice] = []
         user_id = self._resolve_id("user_id", query.user_id, self.user_id, self.user_names, notices)

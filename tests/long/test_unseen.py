@@ -174,6 +174,14 @@ def test_the_estimate_is_not_what_the_shown_lists_earned():
         assert 0.2 * USERS < estimate.effective_samples < 0.3 * USERS
 
 
+@pytest.mark.parametrize("kind", ["independent", "cascade", "standard"])
+def test_the_shown_lists_are_no_lists_to_judge(kind):
+    """Each agrees with its draws, so the estimate would be several times what they earned."""
+    logged, chances = draw_each([1, 3], [2, 4])
+    with pytest.raises(TrialError, match="as often as chance explains"):
+        paired(logged, chances, logged, click_each).estimate(kind)
+
+
 def test_places_that_were_certain_say_nothing_of_other_items():
     """A certain place tells what the shown item earned, and nothing of what another one would have."""
     logged = [[1, 2, 3, 4]] * 1_000, [[1.0] * 4] * 1_000

@@ -102,7 +102,11 @@ def test_spaces_around_a_name_do_not_count_as_in_an_export(repo):
 @pytest.mark.parametrize("catalogue", [Catalogue(text_ids=True), Catalogue(item_names={"cup": 3})], ids=["no names", "names"])
 def test_a_blank_name_is_refused(catalogue):
     shop = FakeRecommender(lambda query: [3], catalogue=catalogue)
-    for act in (lambda: shop.recommend(1, exclude=[""]), lambda: shop.observe(7, " "), lambda: shop.upsert("item", "", {"a": 1})):
+    for act in (
+        lambda: shop.recommend(1, exclude=[""]),
+        lambda: shop.observe(7, " "),
+        lambda: shop.upsert("item", "", {"a": 1}),
+    ):
         with pytest.raises(InvalidRequest, match="more than spaces"):
             act()
 

@@ -52,6 +52,16 @@ def test_answers_by_generation(feedback):
     }
 
 
+def test_interleaved_answers_are_a_group_beside_the_champions(feedback):
+    """Their items are of two generations, and their clicks too."""
+    mixed = exposures({"request_id": "i", "item_ids": [BOOK, GAME], "arm": "interleaved", "teams": [0, 1]})
+    parts = [feedback, join_feedback(mixed, events(("i", GAME, False, np.nan, 1)))]
+    assert summarise(parts, "generation", repository_with_kinds()) == {
+        **summarise([feedback], "generation", repository_with_kinds()),
+        "1, interleaved": AnswerSummary(1, 1, 0, 1.0, 0.0, 0.0, degraded=0.0, coverage=2),
+    }
+
+
 def test_answers_by_arm(feedback):
     assert summarise([feedback], "arm", repository_with_kinds()) == {
         "none": AnswerSummary(1, 1, 1, 1.0, 1.0, 6.0, degraded=0.0, coverage=3),
@@ -209,8 +219,25 @@ def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
     assert count("--by", "position", "--generation", "1", "--days", "7") == {"1": 3, "2": 3}
     with pytest.raises(TrialError, match="None of these answers is of generation 5; expected one of 1, 2"):
         count("--generation", "5")
+    with pytest.raises(TrialError, match="No answer of experiment 'mix' is logged"):
+        count("mix", "--generation", "1")
+    log.add(Exposure("mixed", now_ms, 1, 1, [BOOK, FILM], [1.0, 0.5], [], "mix", "interleaved", [0, 1]))
+    log.close()
+    assert count("--generation", "1") == {"1": 8}
+    with pytest.raises(TrialError, match="All of these answers are interleaved"):
+        count("mix", "--generation", "1")
     with pytest.raises(TrialError, match=r"No answer is logged since \d{4}-.* UTC. Choose more --days"):
         count("--days", "0")
+
+
+def test_a_number_of_days_that_no_log_has_is_refused(repo):
+    assert CliRunner().invoke(app, ["report", "--repo", str(repo), "--days", "1e300"]).exit_code == 2
+
+
+@pytest.mark.parametrize("by", ["generation", "position", "category"])
+def test_the_name_of_the_groups_is_not_broken_on_a_narrow_screen(repo, by):
+    command = ["report", "--by", by, "--repo", str(repo)]
+    assert by in CliRunner().invoke(app, command, env={"COLUMNS": "80"}, catch_exceptions=False).stdout
 
 
 @pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "value an item"])])
