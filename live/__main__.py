@@ -71,9 +71,9 @@ def inspect(
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         if user is not None:
             show_user(snapshot, user, find_user_id(repo, user), read_item_texts(repo))
-            return
         if item is not None:
             show_columns(snapshot.read_change(ITEM_CHANGED, find_item_id(repo, item)))
+        if user is not None or item is not None:
             return
         progress = snapshot.read_progress()
         archived, changes = list_segments(folder), snapshot.read_changes(after=0)
@@ -264,6 +264,11 @@ def forget(
     if bool(item) == bool(items_before):
         raise ConfigError("Expected either --item, which may be repeated, or --items-before.")
     before_ms = 1_000 * calendar.timegm(items_before.utctimetuple()) if items_before else ALWAYS_MS
+    if items_before and 1_000_000 * before_ms > time.time_ns():
+        raise ConfigError(
+            f"--items-before is {items_before}, which is yet to come, so every column of every item would be forgotten. "
+            "Expected when the newer data set was written, in UTC."
+        )
     item_ids = {name: find_item_id(repo, name) for name in item or ()}
     with closing(open_writer(find_store(repo), repo)) as writer:
         forgotten = forget_items(writer, list(item_ids.values()) if item else None, before_ms)

@@ -22,13 +22,13 @@ class Finding:
 
     def __str__(self) -> str:
         parser = f" (parser {self.parser})" if self.parser else ""
-        return f"{self.level}{parser} {self.where}: {self.fact}. {self.remedy}"
+        return f"{self.level}{parser} {self.where}: {self.fact}. {self.remedy}".rstrip()
 
 
 def make_finding(level: str, where: str, message: str, parser: str = "") -> Finding:
-    """Return a finding from a message of the form "fact. expectation. remedy"."""
+    """Return a finding from a message of the form "fact. expectation. remedy", or of a fact alone."""
     fact, _, remedy = message.partition(". ")
-    return Finding(level, where, fact, remedy, parser)
+    return Finding(level, where, fact.removesuffix("."), remedy, parser)
 
 
 def count_errors(findings: list[Finding]) -> int:

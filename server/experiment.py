@@ -23,7 +23,7 @@ from repository.generations import drop_challenger, require_published
 from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
 from server.environment import RUN_DIR
-from server.generations import find_served_generation
+from server.generations import find_pinned_generation, find_served_generation
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 from serving.live.experiment import Experiment, Mode, read_experiment
@@ -48,7 +48,7 @@ def start(
     if promote and mode == "shadow":
         raise ConfigError("Users do not see a shadow, so it is never found better. Use --promote with --mode ab or interleave.")
     refuse_everybody(share, mode)
-    servers = find_servers(repo)
+    servers, pinned = find_servers(repo), find_pinned_generation(repo)
     champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
     if mode == "shadow":
         shown = (
@@ -57,6 +57,12 @@ def start(
     else:
         shown = f"generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others"
     typer.echo(f"experiment {name}: {shown}")
+    if pinned != champion:
+        typer.echo(
+            f"note: {repo} was pinned to generation {pinned}, and is now to {champion}, which answers: a restart serves both "
+            f"generations of the experiment. After it, generation {champion} stays pinned until you move to another one",
+            err=True,
+        )
     if not any(state.settings.get("gateway_url") for state in servers):
         typer.echo(
             "note: no gateway was started here with a server of this repository. Only users of a gateway meet the challenger.",

@@ -90,8 +90,8 @@ class PairedAnswers:
             )
         if support.value > 1 / LEAST_SUPPORT and support.low > 1:
             raise TrialError(
-                f"The judged lists have the drawn items {support.value:.3g} times as often as chance explains, so they were made "
-                "with knowledge of what was drawn. Expected lists of another generation, not those that were shown."
+                f"The judged lists have the drawn items {support.value:.3g} times as often as chance explains, so they were "
+                "made with knowledge of what was drawn. Expected lists of another generation, not those that were shown."
             )
         # The shown item is the judged one wherever a weight is not 0, so the model expects the same of both.
         robust = estimate_slate_dr(self.rewards, self.weights, self.expected, self.expected, kind, self.users)

@@ -7,6 +7,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isnan
+from numbers import Real
 
 import numpy as np
 
@@ -29,6 +31,9 @@ class Deadline:
     """Time budget of one call of the client, which may send several requests."""
 
     def __init__(self, timeout_s: float | None) -> None:
+        """timeout_s: seconds, None for no limit; 0 or less has passed already. Raises InvalidRequest for what is no number."""
+        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or isnan(timeout_s)):
+            raise InvalidRequest(f"timeout_s is {timeout_s!r}; expected a number of seconds, or None for no limit.")
         self._timeout_s, self._started_s = timeout_s, time.monotonic()
 
     def limit(self, call: Call, headers: Mapping[str, str]) -> Call:

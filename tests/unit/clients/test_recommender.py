@@ -217,6 +217,12 @@ def test_no_time_left_is_not_taken_for_the_usual_timeout():
         FakeRecommender(lambda query: [3]).recommend(7, timeout_s=0.0)
 
 
+@pytest.mark.parametrize("timeout_s", [float("nan"), "1", True])
+def test_a_timeout_that_is_no_number_is_refused(timeout_s):
+    with pytest.raises(InvalidRequest, match="expected a number of seconds"):
+        FakeRecommender(lambda query: [3]).recommend(7, timeout_s=timeout_s)
+
+
 def test_an_event_of_a_numpy_user_id_forgets_the_users_cached_answers():
     shop = FakeRecommender(lambda query: [3], cache=MemoryCache())
     user_id: Any = np.int64(7)

@@ -145,6 +145,8 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
     for key in ("diversity", "price_cap", "no_such_rule"):
         assert key in done.output
     assert not find_rules_folder(repository).exists()
+    path.write_text("exploration = 3\n")
+    assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).output.endswith("novelty, seed.\n")
     unfit = {"pinned": [{"item_id": 1, "slot": 20}], "category_caps": {"boks": 1}, "blocked_items": ["x"]}
     facts = [str(finding) for finding in find_faults(repository, unfit)]
     assert len(facts) == 3

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from live.__main__ import app
@@ -14,6 +15,7 @@ from live.archive import compact, read_log
 from live.erase import erase_user, search_user
 from live.forget import forget_items
 from live.replay import replay
+from serving.contract.errors import ConfigError
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch
 from serving.live.reader import Reader
 from serving.live.writer import Writer
@@ -59,6 +61,17 @@ def test_columns_that_are_older_than_a_moment_are_forgotten_and_newer_ones_stay(
     assert "columns forgotten: none" in run("forget", "--items-before", "2023-11-15T12:00:00", *repo)
     assert "Upsert has set no column" in run("inspect", "--item", 2, *repo)
     assert 'country │ "FR" │ 2023-11-16' in run("inspect", "--user", 1, *repo)
+    both = run("inspect", "--user", 1, "--item", 1, *repo)
+    assert 'country │ "FR"' in both
+    assert "price │ 8.5" in both
+
+
+def test_a_moment_that_is_yet_to_come_forgets_nothing(writer, folder, tmp_path):
+    """Such as a mistyped year: every column of every item was set before it."""
+    change(writer, 1, price=9.5)
+    with pytest.raises(ConfigError, match="yet to come"):
+        run("forget", "--items-before", "2203-11-15", "--repo", tmp_path / "model_repository")
+    assert read_columns(folder) == {1: {"price": 9.5}}
 
 
 def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path):

@@ -10,14 +10,20 @@ from typer.testing import CliRunner
 
 from repository.challenger import read_challengers, write_challenger
 from repository.experiments import end_experiment, find_experiment_folder, refuse_other_shop, start_experiment
+from repository.generations import pin
 from repository.models import read_config
+from server import experiment as server_experiment
 from server.__main__ import app
+from server.ports import find_free_ports
+from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
 from tests.repositories import copy_generation, copy_small_repository, link_small_repository
+from tests.tags import draw_tag, run_tagged
+from tests.triton_double import TritonDouble
 
 
 @pytest.fixture
@@ -82,6 +88,26 @@ def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
     with pytest.raises(ConfigError, match="With a share of 1, no answer of the champion is left to compare"):
         run(repo, "start", "spring", "--challenger", "2", "--share", "1")
     assert run(repo, "status") == f"no experiment was started on {repo}\n"
+
+
+@pytest.mark.parametrize("pinned", [1, 2])
+def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(tmp_path, monkeypatch, pinned):
+    repo = copy_small_repository(tmp_path / "shop")
+    copy_generation(repo)
+    monkeypatch.setattr(server_experiment, "RUN_DIR", tmp_path)
+    with run_tagged(tag := draw_tag()) as process:
+        state = ServerState(process.pid, tag, repo, tmp_path / "log", find_free_ports())
+        state.save(tmp_path)
+        double = TritonDouble(repo, state.ports.grpc)
+        pin(repo, pinned)  # as an export does, which moves no server
+        try:
+            words = ["experiment", "start", "spring", "--challenger", "2", "--repo", str(repo)]
+            said = CliRunner().invoke(app, words, catch_exceptions=False).output
+        finally:
+            double.stop()
+    assert "generation 2 meets 10.0% of the users" in said
+    assert ("was pinned to generation 2, and is now to 1" in said) == (pinned == 2)
+    assert read_pinned_generation(repo) == 1
 
 
 @pytest.mark.parametrize("mode", ["ab", "interleave", "shadow"])
