@@ -71,7 +71,8 @@ def report(
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
         return
     counted, rest = ("answer", ("degraded", "different items")) if by in ("generation", "arm") else ("item", ())
-    group_column = Column(by, overflow="fold", min_width=len(by))  # not cut: arms of one experiment begin alike
+    may_be_long = by in ("arm", "category")
+    group_column = Column(by, overflow="fold", no_wrap=not may_be_long)  # not cut: arms of one experiment begin alike
     table = Table(group_column, f"{counted}s", "clicked", "converted", f"value an {counted}", *rest)
     for group, summary in summaries.items():
         table.add_row(group, *format_cells(summary))

@@ -237,7 +237,9 @@ def test_a_number_of_days_that_no_log_has_is_refused(repo):
 @pytest.mark.parametrize("by", ["generation", "position", "category"])
 def test_the_name_of_the_groups_is_not_broken_on_a_narrow_screen(repo, by):
     command = ["report", "--by", by, "--repo", str(repo)]
-    assert by in CliRunner().invoke(app, command, env={"COLUMNS": "80"}, catch_exceptions=False).stdout
+    table = CliRunner().invoke(app, command, env={"COLUMNS": "80"}, catch_exceptions=False).stdout
+    assert f" {by} " in table
+    assert table.splitlines()[0].endswith("┓")
 
 
 @pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "value an item"])])
