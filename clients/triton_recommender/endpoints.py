@@ -62,7 +62,7 @@ class RetryBudget:
     """Limits retries in proportion to successes, so that they do not overload a struggling server.
 
     Each failure that could be retried takes a token, each success gives back a tenth of one. A retry is made only if more than
-    half of the tokens remain.
+    half of the tokens remain. Calls that a server which is gone leaves to another one take none: all later calls go there too.
     """
 
     TOKENS = 10.0
@@ -160,12 +160,14 @@ class _Attempts:
             endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
         others = len(self._endpoints) > 1
         may_help = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
-        if not (self._safe and may_help and self._failures < self._policy.retries and self._budget.spend()):
+        next_is_untried = self._failures + 1 < len(self._endpoints)
+        is_moved = next_is_untried and isinstance(error, Unavailable | StageDied)
+        may_retry = self._safe and may_help and self._failures < self._policy.retries
+        if not (may_retry and (is_moved or self._budget.spend())):
             raise error
         self._failures += 1
         self._turn += 1
         ceiling_s = min(FIRST_PAUSE_S * 2 ** (self._failures - 1), LONGEST_PAUSE_S)
-        next_is_untried = self._failures < len(self._endpoints)
         pause_s = 0.0 if next_is_untried else ceiling_s * random.uniform(0.5, 1.0)
         if self._deadline_s is not None and time.monotonic() + pause_s >= self._deadline_s:
             raise error  # a later attempt could not answer in time
