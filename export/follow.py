@@ -10,6 +10,7 @@ live store.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -181,7 +182,10 @@ class Split:
 
 
 def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
-    """Raise ConfigError where no user could meet a new generation, or no live events are recorded, or `shop` is another one."""
+    """Raise ConfigError where a round could not end: whatever it is, a round a day later would fail as well.
+
+    That is another shop's data set, no live events, no user who could meet a new generation, and a folder that is read-only.
+    """
     if (served := read_manifest(repo, serving)["dataset"]["name"]) != shop:
         raise ConfigError(
             f"Generation {serving} of {repo} learned from the data set {served!r}, and --data names {shop!r}. Expected the "
@@ -192,6 +196,11 @@ def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
     if not (repo / OBSERVE).is_dir():
         raise ConfigError(
             f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
+        )
+    if not os.access(parent := repo.resolve().parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"This user cannot write {parent}, and a round trains and publishes in folders of its own beside {repo.name}. Give "
+            f"{parent} to the user, or move the repository, with its live store, into a folder that the user can write."
         )
 
 

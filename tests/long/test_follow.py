@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import tempfile
@@ -305,4 +306,11 @@ def test_a_shadow_and_a_test_that_a_person_stopped_make_no_round_wait(repo, past
 def test_a_repository_without_live_events_is_refused(repo, past):
     shutil.rmtree(repo / OBSERVE)
     with pytest.raises(ConfigError, match="no model `observe`"):
+        follow_once(past, repo, SETTINGS, 1, QUIET)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_there_are_events(repo, past, monkeypatch):
+    """A round would fail otherwise only once it had enough events, and name a folder that it could not make."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != repo.resolve().parent)
+    with pytest.raises(ConfigError, match=f"cannot write {repo.resolve().parent}"):
         follow_once(past, repo, SETTINGS, 1, QUIET)
