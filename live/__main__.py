@@ -28,7 +28,7 @@ from live.erase import erase_user
 from live.exposure_merges import merge_exposures
 from live.forget import ALWAYS_MS, forget_items
 from live.ids import find_item_id, find_user_id, is_learned, read_item_texts
-from live.maintenance import DAY_MS, Retention, lock
+from live.maintenance import DAY_MS, Retention, choose_archived_until, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
 from live.printing import describe_counts, describe_oldest, format_time, out, show_columns, show_user
@@ -119,21 +119,29 @@ def compact(
         float | None,
         typer.Option(
             min=0,
-            help="newer events stay in the store, which recognises repeated ids of theirs (default: key_days of the export)",
+            help="newer events stay in the store, which recognises repeated ids of theirs (default: as in a round of maintenance: "
+            "key_days of the export, and up to 30 days what the pinned generation does not know)",
         ),
     ] = None,
     archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,
     archive_bytes: Annotated[int | None, typer.Option(min=0, help="remove the oldest segments beyond this size")] = None,
 ) -> None:
     """Move old events from the store into the archive, then remove expired segments. The server may keep running."""
-    folder, now_ms = find_store(repo), time.time_ns() // 1_000_000
+    folder, now_ms, known_until_ms = find_store(repo), time.time_ns() // 1_000_000, find_clock_ms(repo)
     too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
     with lock(folder, wait=True), closing(open_writer(folder, repo)) as writer:
-        moved, written = compact_log(
-            writer, now_ms - round((writer.settings.key_days if keep_days is None else keep_days) * DAY_MS)
-        )
+        if keep_days is None:
+            until_ms = choose_archived_until(writer, writer.settings.key_days, now_ms, known_until_ms)
+        else:
+            until_ms = now_ms - round(keep_days * DAY_MS)
+        moved, written = compact_log(writer, until_ms)
         dropped = drop_segments(folder, too_old_ms, archive_bytes)
     out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
+    if moved and keep_days is not None and known_until_ms is not None and until_ms > known_until_ms:
+        out.print(
+            "warning: the pinned generation does not know all of them. Until the next export, servers and gateways that are "
+            "started leave them out of what sells, what is bought together and the aggregations; histories have them."
+        )
 
 
 @app.command()
@@ -345,6 +353,14 @@ def read_published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
     folder = find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))
     return make_stage_settings(folder, read_stage(folder), LiveSettings)
+
+
+def find_clock_ms(repo: Path) -> int | None:
+    """Return the clock of the pinned generation, in unix milliseconds; None where it cannot be read."""
+    try:
+        return read_clock_ms(repo)
+    except RecommenderError:  # a store outlives its repository
+        return None
 
 
 def read_clock_ms(repo: Path) -> int:

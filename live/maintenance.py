@@ -70,9 +70,7 @@ def maintain(
     generation: what it knows of users
     """
     folder = writer.store.folder
-    if writer.store.measure_size_bytes() > writer.settings.store_bytes / 2:
-        exported_until_ms = None  # a store that is full refuses events
-    archived, written = compact(writer, find_archived_until(retention.key_days, now_ms, exported_until_ms))
+    archived, written = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
@@ -80,6 +78,15 @@ def maintain(
     evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
     surpassed = evict_surpassed(writer, generation, now_ms) if generation else 0
     return Round(archived, drop_superseded(writer), written, dropped, evicted, surpassed)
+
+
+def choose_archived_until(writer: Writer, key_days: float, now_ms: int, exported_until_ms: int | None) -> int:
+    """Return what `find_archived_until` does; where a store is more than half full, only `key_days` count.
+
+    A store that is full refuses events.
+    """
+    is_half_full = writer.store.measure_size_bytes() > writer.settings.store_bytes / 2
+    return find_archived_until(key_days, now_ms, None if is_half_full else exported_until_ms)
 
 
 def find_archived_until(key_days: float, now_ms: int, exported_until_ms: int | None) -> int:

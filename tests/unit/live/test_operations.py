@@ -27,6 +27,7 @@ from tests.interrupting import Killed, called_on_return, kill
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
+from tests.unit.trials.logs import observe as observe_at
 
 DAY_MS = 86_400_000
 
@@ -307,3 +308,19 @@ def test_commands_write_with_the_settings_of_the_export(repository, observe):
     path.write_text(json.dumps(stage))
     with closing(open_writer(find_live_folder(repository), repository)) as writer:
         assert (writer.settings.key_days, writer.settings.lateness_s) == (30.0, 3_600.0)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_compaction_by_hand_keeps_what_the_generation_does_not_know_and_warns_where_it_must_not(repository, is_known):
+    """A stage that starts counts live events from the store alone."""
+    now_ms, path = time.time_ns() // 1_000_000, repository / "retrieve" / "1" / "stage.json"
+    stage = json.loads(path.read_text())
+    stage["settings"]["as_of_s"] = (now_ms - (2 if is_known else 20) * DAY_MS) // 1_000
+    path.write_text(json.dumps(stage))
+    observe_at(repository, {"user_id": [1, 2], "item_id": [1, 1]}, now_ms - 10 * DAY_MS)
+    repo = ("--repo", repository)
+    assert f"{2 if is_known else 0} events moved" in call("compact", *repo)
+    observe_at(repository, {"user_id": [1, 2], "item_id": [2, 2]}, now_ms - 9 * DAY_MS)
+    said = call("compact", "--keep-days", 5, *repo)
+    assert f"{2 if is_known else 4} events moved" in said
+    assert ("the pinned generation does not know all of them" in said) == (not is_known)
