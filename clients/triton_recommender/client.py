@@ -18,7 +18,7 @@ from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, Invali
 from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.live import encode_events, encode_upsert
 from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
-from triton_recommender.tensors import CHALLENGER, OBSERVE, PROBE_USER_ID, UPSERT
+from triton_recommender.tensors import CHALLENGER, NAME, OBSERVE, PROBE_USER_ID, UPSERT
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
 DEFAULT_URL = "localhost:8001"
@@ -137,9 +137,16 @@ class SharedClient:
             yield self._make_call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
 
     def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
-        """Return the call of `upsert` for one item or user. Raises InvalidRequest."""
+        """Return the call of `upsert` for one item or user. Raises InvalidRequest.
+
+        The text of an item that the catalogue does not know goes along: the server and the next export see only its hash.
+        """
         if self.catalogue is not None:
+            text = record_id.strip() if isinstance(record_id, str) else ""
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
+            has_names = kind == "item" and self.catalogue.item_names and isinstance(record_id, int)
+            if text and has_names and isinstance(columns, Mapping) and self.catalogue.item_name(record_id) is None:
+                columns = {NAME: text, **columns}
         if kind == "user":
             refuse_reserved(record_id)
         return self._make_call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)

@@ -9,6 +9,7 @@ import numpy as np
 RECOMMEND, OBSERVE, UPSERT = "recommend", "observe", "upsert"
 CHALLENGER = "challenger"  # `recommend` of another generation, while an experiment runs; its version is the generation
 
+NAME = "item_id"  # the column by which `upsert` takes the text of a new item's id, where ids are text
 PAD_ID = -1  # fills unused places of `history`, `exclude` and `item_ids`; as `after`: wait for nothing
 FROM_STORE = -2  # in every place of `history`: use the server's own history of the user
 MISSING_INT = int(np.iinfo(np.int64).min)  # an integer that was not given

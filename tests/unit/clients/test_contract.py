@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.contract import ids
 from serving.contract import tensors as contract
 from serving.contract.ids import session_id as session_id_of_server
 from tests.present import present
@@ -37,7 +38,7 @@ KNOWN_IDS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
 def test_reserved_values_are_those_of_the_contract():
     for name in ("PAD_ID", "FROM_STORE", "MISSING_INT", "PROBE_USER_ID"):
         assert getattr(tensors, name) == getattr(contract, name)
-    assert contract.ENSEMBLE == tensors.RECOMMEND
+    assert (contract.ENSEMBLE, ids.NAME) == (tensors.RECOMMEND, tensors.NAME)
     for bit in contract.Degraded:
         assert tensors.Degraded[present(bit.name)] == bit
     for source in contract.Sources:

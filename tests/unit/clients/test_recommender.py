@@ -99,6 +99,22 @@ def test_spaces_around_a_name_do_not_count_as_in_an_export(repo):
     assert (shop.events[0].user_id, shop.events[0].item_id) == (stable_id("bob"), stable_id("cup"))
 
 
+def test_a_new_item_is_upserted_with_its_text_where_ids_are_text(repo):
+    """Without it, the item would have no name, and the next export would leave its events out."""
+    names = FakeRecommender(lambda query: [10], catalogue=Catalogue.load(repo))
+    for item in ("cup ", "ten", 10, "10"):
+        names.upsert("item", item, {"price": 2})
+    names.upsert("user", "cup", {"country": "DE"})
+    assert names.upserts == [
+        ("item", stable_id("cup"), {"item_id": "cup", "price": 2}),
+        *3 * [("item", 10, {"price": 2})],
+        ("user", stable_id("cup"), {"country": "DE"}),
+    ]
+    numbers = FakeRecommender(lambda query: [10], catalogue=Catalogue(item_ids=frozenset([10])))
+    numbers.upsert("item", "11", {"price": 2})
+    assert numbers.upserts == [("item", 11, {"price": 2})]
+
+
 @pytest.mark.parametrize("catalogue", [Catalogue(text_ids=True), Catalogue(item_names={"cup": 3})], ids=["no names", "names"])
 def test_a_blank_name_is_refused(catalogue):
     shop = FakeRecommender(lambda query: [3], catalogue=catalogue)
