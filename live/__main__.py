@@ -119,8 +119,8 @@ def compact(
         float | None,
         typer.Option(
             min=0,
-            help="newer events stay in the store, which recognises repeated ids of theirs (default: as in a round of maintenance: "
-            "key_days of the export, and up to 30 days what the pinned generation does not know)",
+            help="newer events stay in the store, which recognises repeated ids of theirs (default: as in a round of "
+            "maintenance: key_days of the export, and up to 30 days what the pinned generation does not know)",
         ),
     ] = None,
     archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,

@@ -144,8 +144,8 @@ class SharedClient:
         if self.catalogue is not None:
             text = record_id.strip() if isinstance(record_id, str) else ""
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
-            has_names = kind == "item" and self.catalogue.item_names and isinstance(record_id, int)
-            if text and has_names and isinstance(columns, Mapping) and self.catalogue.item_name(record_id) is None:
+            is_named = kind == "item" and text and self.catalogue.item_names and isinstance(columns, Mapping)
+            if is_named and isinstance(record_id, int) and self.catalogue.item_name(record_id) is None:
                 columns = {NAME: text, **columns}
         if kind == "user":
             refuse_reserved(record_id)

@@ -156,6 +156,13 @@ class ChangeAdmission:
                 return f"{name} is {value!r}; expected a price of 0 or more, or null for a missing one"
             if known[name] == "name" and value is not None and not is_text_of(value, changed_id):
                 return f"{name} is {value[:40]!r}, which is not the text of the id {changed_id}"
+        return self._find_contradiction(columns) if kind == b"item" else ""
+
+    def _find_contradiction(self, columns: Mapping[str, object]) -> str:
+        """Return a message where a column of an item is given by its role and by its name, with different values."""
+        for role, name in self.roles.items():
+            if role in columns and name in columns and columns[role] != columns[name]:
+                return f"{role} is {columns[role]!r:.40} and {name} {columns[name]!r:.40}, which are one column; expected one"
         return ""
 
     def make_events(self, inputs: Arrays, now_ms: int) -> EventBatch:

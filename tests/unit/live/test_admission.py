@@ -199,5 +199,15 @@ def test_a_negative_price_is_refused_alone_by_either_of_its_names():
     }
 
 
+def test_a_column_with_two_values_by_role_and_by_name_is_refused():
+    kinds = {"price": "number", "unit_price": "number"}
+    admission = ChangeAdmission({"item": kinds, "user": kinds}, {"price": "unit_price"})
+    both = {"price": 2, "unit_price": 3}
+    changes = [(b"item", both), (b"item", {"price": 2, "unit_price": 2}), (b"user", both), (b"item", {"unit_price": 3})]
+    rows = [changed(kind, 7, columns) for kind, columns in changes]
+    faults = admission.find_faults({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+    assert faults == {0: "price is 2 and unit_price 3, which are one column; expected one"}
+
+
 def test_a_negative_item_id_is_refused():
     assert "negative" in CHANGES.find_faults(changed(b"item", -7, {"price": 1}))[0]
