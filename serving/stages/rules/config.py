@@ -112,7 +112,7 @@ class RulesConfig:
     """
 
     blocked_items: tuple[int | str, ...] = ()  # never served
-    pinned: tuple[Pin, ...] = ()  # shown at their slot whenever they are among the candidates
+    pinned: tuple[Pin, ...] = ()  # shown at their slot, 0 at the top, whenever they are among the candidates
     price_cap: float | None = None  # items above it come after all others
     max_per_category: int | None = None  # quota of every category in one list
     category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
