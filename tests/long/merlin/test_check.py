@@ -72,17 +72,6 @@ class TestFiles:
         (repository / "rank_dense" / "1" / "model.plan").write_bytes(b"built where it runs")
         assert errors(repository) == ""
 
-    def test_a_missing_warm_up_file(self, repository):
-        path = next((repository / "rank_features" / "warmup").iterdir())
-        path.unlink()
-        assert f"rank_features/config.pbtxt: warmup/{path.name}: The file is missing" in errors(repository)
-
-    def test_a_cut_warm_up_file(self, repository):
-        path = repository / "rank_features" / "warmup" / "user_0"
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1])
-        assert f"warmup/user_0 holds {len(whole) - 1} bytes, a row of its tensor takes {len(whole)}" in errors(repository)
-
 
 def warmup_input(name: str):
     """Return a function from a config to the input `name` of its first warm-up."""
@@ -215,25 +204,13 @@ class TestEnsembles:
         edit(repository, "rank_scores", lambda c: setattr(c.input[0], "data_type", pb.TYPE_INT64))
         assert "rank/config.pbtxt: Edge user -> rank_scores.user" in errors(repository)
 
-    def test_an_edge_between_records_of_other_fields(self, repository):
-        edit(repository, "rank_features", lambda c: setattr(c.parameters["record_user"], "string_value", "user_id INT64 [1]"))
-        assert "rank/config.pbtxt: Edge user -> rank_features.user" in errors(repository)
-
     def test_an_edge_from_nowhere(self, repository):
         edit(repository, "rank", lambda c: c.ensemble_scheduling.step[0].input_map.__setitem__("candidates", "gone"))
         assert "Edge gone -> rank_features.candidates: nothing meets TYPE_UINT8 [" in errors(repository)
 
-    def test_batches_around_a_model_that_has_none(self, repository):
-        edit(repository, "rank", lambda c: setattr(c, "max_batch_size", 8))
-        assert "It allows batches of 8, and its step rank_embeddings of 0" in errors(repository)
-
     def test_a_step_of_another_generation(self, repository):
         edit(repository, "rerank", lambda c: setattr(c.ensemble_scheduling.step[1], "model_version", 7))
         assert "Step rerank_network is pinned to 7, expected 1" in errors(repository)
-
-    def test_a_step_that_is_no_model(self, repository):
-        edit(repository, "rank", lambda c: setattr(c.ensemble_scheduling.step[3], "model_name", "gone"))
-        assert "rank/config.pbtxt: Step gone is no model of this repository; expected one of preprocess, " in errors(repository)
 
     def test_one_name_for_an_input_and_an_output(self, repository):
         config = read_config(repository / "rerank" / "config.pbtxt")

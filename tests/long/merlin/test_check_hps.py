@@ -10,18 +10,6 @@ from export.check import check_repository
 from hps_config.parsers import load_json
 from tests.long.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
 
-REQUIRED = [  # keys that parser B requires, and those without a default in parser A
-    *("model", "sparse_files", "max_batch_size", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
-    *("default_value_for_each_table", "deployed_device_list", "gpucache", "hit_rate_threshold", "gpucacheper"),
-    "num_of_worker_buffer_in_pool",
-]
-PER_TABLE = [
-    *("embedding_table_names", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
-    *("default_value_for_each_table", "row_format_per_table"),
-]
-KAFKA = {"update_source": {"type": "kafka", "brokers": "kafka:9092"}}
-ROCKS = {"type": "rocks_db", "path": "/var/lib/hps/rocksdb"}
-
 
 class TestHpsModel:
     """Each rule the backend has for config.pbtxt."""
@@ -68,57 +56,27 @@ class TestHpsModel:
 
 
 class TestPsJson:
-    """Keys that the two parsers need, and values that they silently ignore. tests/unit/hps has a test for each key."""
+    """Rules between ps.json and the repository. Those of ps.json alone are in tests/unit/hps, and some of them here."""
 
     @pytest.mark.parametrize(
         ("changes", "fact"),
         [
             ({"model": "rank"}, "names no model 'rank_embeddings'"),
-            ({"embedding_vecsize_per_table": [16, 16]}, "embedding_vecsize_per_table"),
             ({"max_batch_size": 8}, "max_batch_size of ps.json is 8; callers may send 64"),
             ({"maxnum_catfeature_query_per_table_per_sample": [5]}, "counts 5 keys per sample"),
             ({"sparse_files": ["/elsewhere/rank.model"]}, "outside of /models"),
             ({"sparse_files": ["/models/rank_embeddings/1/none.model"]}, "is missing or empty"),
             ({"row_format_per_table": ["int8"]}, "HPS serves fp32 whatever it says"),
-            ({"num_of_refresher_buffer_in_pool": 0}, "a refresh would spin for ever"),
             (
                 {"deployed_device_list": [0, 1]},
                 "deployed_device_list of ps.json ends with GPU 1, where all instances would run",
             ),
             ({"deployed_device_list": [1]}, "It runs on the GPUs [0], which deployed_device_list of ps.json lacks"),
             ({"refresh_interval": 5}, "refresh_interval of ps.json is 5; the backend goes by that of config.pbtxt, 0"),
-            ({"cache_refresh_percentage_per_iteration": 1.5}, "Expected a share from 0 to 1"),
-            ({"embedding_table_names": ["rank.1"]}, "Expected 1 to 120 of A-Z a-z 0-9 _ -"),
-            ({"model": "rank.embeddings"}, "Expected 1 to 120 of A-Z a-z 0-9 _ -"),
         ],
     )
     def test_broken_rules(self, repository, changes, fact):
         edit_ps(repository, **changes)
-        assert fact in errors(repository)
-
-    def test_every_required_key(self, repository):
-        edit_ps(repository, **dict.fromkeys(REQUIRED))
-        found = errors(repository)
-        assert [key for key in REQUIRED if f"ps.json models[0].{key}: is missing" not in found] == []
-
-    @pytest.mark.parametrize("times", [0, 2])
-    def test_arrays_of_another_length_than_the_tables(self, repository, times):
-        model = load_json(repository / "ps.json")["models"][0]
-        edit_ps(repository, **{key: model[key] * times for key in PER_TABLE})
-        found = errors(repository)
-        for key in PER_TABLE:
-            assert f"ps.json models[0].{key}: has {times} values for 1 sparse files. Expected 1" in found
-
-    @pytest.mark.parametrize(
-        ("top", "fact"),
-        [
-            ({"supportlonglong": False}, "The hps backend takes INT64 keys only"),
-            ({"fuse_embedding_table": True}, "The hps backend disagrees with fused caches"),
-            ({"models": []}, "Expected at least one model"),
-        ],
-    )
-    def test_what_holds_for_the_whole_file(self, repository, top, fact):
-        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
         assert fact in errors(repository)
 
     def test_each_fault_is_told_once(self, repository):
@@ -133,24 +91,6 @@ class TestPsJson:
         text = (repository / "ps.json").read_text()
         (repository / "ps.json").write_text(text.replace("{", "{ // a comment\n", 1))
         assert "Expected strict JSON, without comments" in errors(repository)
-
-    @pytest.mark.parametrize(
-        ("changes", "top", "fact"),
-        [
-            ({"hit_rate_threshold": 0.9}, {}, "gets default vectors for its misses"),
-            ({"cache_refresh_percentage_per_iteration": 0.0}, {}, "the cache starts empty"),
-            ({"max_get_batch_size": 1}, {}, "is read by neither parser"),
-            ({"use_static_table": True}, {}, "which only parser A reads"),
-            ({"embedding_cache_type": "static"}, KAFKA, "gets no updates"),
-            ({}, KAFKA | {"volatile_db": {"type": "hash_map", "num_partitions": 8}}, "matches no update of rank_embeddings"),
-            ({}, {"volatile_db": {"num_partitions": 8}, "persistent_db": ROCKS}, "which disables it. Expected the kind"),
-            ({}, {"persistent_db": {"type": "rocks_db"}}, "in the folder for temporary files"),
-        ],
-    )
-    def test_what_is_passed_over_in_silence(self, repository, changes, top, fact):
-        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
-        edit_ps(repository, **changes)
-        assert any(fact in f"{f.fact}. {f.remedy}" for f in check_repository(repository) if f.level == "warning")
 
     def test_of_several_redis_nodes_hps_asks_the_first(self, repository):
         redis = {"type": "redis_cluster", "address": "a:7000,b:7000", "num_partitions": 8, "update_filters": [".+"]}
@@ -218,14 +158,6 @@ class TestRows:
         values = np.fromfile(folder / file, dtype)
         change(values)
         values.tofile(folder / file)
-        reseal(repository, EMBEDDINGS)
-        assert fact in errors(repository)
-
-    @pytest.mark.parametrize(
-        ("file", "fact"), [("key", "The files are truncated or have"), ("emb_vector", "The files are truncated")]
-    )
-    def test_cut_files(self, repository, folder, file, fact):
-        (folder / file).write_bytes((folder / file).read_bytes()[:-4])
         reseal(repository, EMBEDDINGS)
         assert fact in errors(repository)
 
