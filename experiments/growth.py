@@ -64,14 +64,9 @@ class Axis:
             figures += [
                 Figure(name=f"{self.name} = {size:,}: {clock}", values=[ms], unit="ms") for size, ms in times_ms.items()
             ]
-            slope = fit_slope(list(times_ms), list(times_ms.values()))
+            slope = float(np.polyfit(np.log(list(times_ms)), np.log(list(times_ms.values())), 1)[0])
             figures.append(Figure(name=f"{self.name}: slope of {clock}", values=[slope], at_most=self.most_slope))
         return figures
-
-
-def fit_slope(sizes: list[int], times_ms: list[float]) -> float:
-    """Fit the slope of log time over log size by least squares."""
-    return float(np.polyfit(np.log(sizes), np.log(times_ms), 1)[0])
 
 
 def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, rng: np.random.Generator) -> list[Figure]:

@@ -57,10 +57,6 @@ Verdicts = dict[str, list[bool]]  # by estimator, one of each half that was not 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def read_log(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, usecols=["item_id", "position", "click", "propensity_score"])
-
-
 def estimate_policy(frame: pd.DataFrame, items: int, positions: int) -> np.ndarray:
     """Return the probability of each item at each position, float64 [positions, items]: mean of the logged propensities.
 
@@ -204,7 +200,8 @@ def to_figures(name: str, estimate: Estimate) -> list[Figure]:
 
 
 def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
-    logs = {name: read_log(data / name / "men.csv.gz") for name in ("random", "bts")}
+    columns = ["item_id", "position", "click", "propensity_score"]
+    logs = {name: pd.read_csv(data / name / "men.csv.gz", usecols=columns) for name in ("random", "bts")}
     items, positions = (1 + int(logs["random"]["item_id"].max()), int(logs["random"]["position"].max()))
     figures, differences = [], defaultdict[str, list[float]](list)
     for logged, judged in (("random", "bts"), ("bts", "random")):

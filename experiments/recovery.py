@@ -60,7 +60,8 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
     renew_supervisor(site)
     load.wait_until_full(LIMIT_S)
     if fault.delays_messages:
-        send_first_messages(site, load)
+        # More than a restarted, empty broker will hold: that is how the consumer notices the restart
+        wait_for_messages(site, load.send_messages(site.broker.address, 10 * MESSAGES))
     load.acknowledged.clear()
     before, begun_s = read_pids(site), time.monotonic()
     values: dict[str, float] = {}
@@ -84,11 +85,6 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
     values |= describe_readiness(select(load.probes, begun_s, ended_s), begun_s, fault)
     values[LOST], values[DOUBLED] = load.count_lost(site.live_folder)
     return values | describe_signals([page.find_signals(begun_s, ended_s) for page in pages])
-
-
-def send_first_messages(site: Site, load: Load) -> None:
-    """Have the consumer read more messages than a restarted, empty broker will hold: that is how it notices the restart."""
-    wait_for_messages(site, load.send_messages(site.broker.address, 10 * MESSAGES))
 
 
 def wait_for_messages(site: Site, ids: set[str]) -> None:

@@ -158,7 +158,8 @@ def compare_with_parts(shop: Shop, dataset: Dataset, scratch: Path, rng: np.rand
     lists = {}
     for name, part in ((WEAK, 10), ("half", 2)):
         say(f"a generation of one event in {part}")
-        control.activate(served.state, publish(thin_log(dataset, part), scratch, served.repo, name), served.run_dir)
+        thinned = replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
+        control.activate(served.state, publish(thinned, scratch, served.repo, name), served.run_dir)
         lists[name] = shop.rank_lists()
         control.activate(served.state, whole, served.run_dir)
     some = np.where(rng.random(len(good))[:, None] < FAULTY_SHARE, lists[WEAK], good)
@@ -183,11 +184,6 @@ def try_better(world: World, repo: Path, weak: Path, days: int, rng: np.random.G
         Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
         Figure(name="answers of the better challenger until then", values=[answers]),
     ]
-
-
-def thin_log(dataset: Dataset, part: int) -> Dataset:
-    """Return the data set with one event in `part`."""
-    return replace(dataset, interactions=dataset.interactions.iloc[::part].reset_index(drop=True))
 
 
 def measure(n_users: int, n_items: int, days: int, seed: int = 0) -> list[Figure]:

@@ -216,9 +216,9 @@ def pin(generation: int, repo: Repo = Path("model_repository")) -> None:
 @app.command()
 def settings_doc() -> None:
     """Write docs/settings.md anew, from the settings classes."""
-    from export.settings_doc import DOCUMENT, write_settings_doc
+    from export.settings_doc import DOCUMENT, compose_settings_doc
 
-    write_settings_doc()
+    DOCUMENT.write_text(compose_settings_doc())
     console.print(f"wrote {DOCUMENT}")
 
 

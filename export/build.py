@@ -28,7 +28,6 @@ from export.settings import PipelineSettings, Settings
 from export.stages import write_rules, write_stages
 from export.tables import find_shapes, plan_tables, write_tables
 from export.training_settings import (
-    choose_graph_settings,
     choose_ranking_settings,
     choose_retrieval_settings,
     choose_sequence_settings,
@@ -50,6 +49,7 @@ from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
+from training.models.graph import GraphSettings
 from training.models.ranking import (
     FitTrainingRetriever,
     Lessons,
@@ -172,9 +172,9 @@ def try_sources(
     with progress.phase("sources") as phase:
         n_positives = int(dataset.interactions["positive"].sum())
         sequence = choose_sequence_settings(settings, n_positives) if may_serve_sequences else None
-        tried = choose_retrieval_settings(settings.pipeline, sequence, choose_graph_settings(settings, n_positives))
         why_no_sequence = "this profile serves none" if not may_serve_sequences else explain_no_sequence(settings, n_positives)
         not_tried = NotTried(why_no_sequence, explain_no_graph(settings, n_positives))
+        tried = choose_retrieval_settings(settings.pipeline, sequence, None if not_tried.graph else GraphSettings())
         tried = replace(tried, start_from=start_from)
         sources = ChosenSources(*choose_sources(dataset, features, tried, progress.note_detail, not_tried))
         phase.result = describe_sources(sources.choices)

@@ -30,10 +30,6 @@ A section for one model, such as `[serving.rank]`, has the same keys and overrid
 """
 
 
-def write_settings_doc() -> None:
-    DOCUMENT.write_text(compose_settings_doc())
-
-
 def compose_settings_doc() -> str:
     """Return the whole document."""
     sections = {name: CLASSES.get(name) or field.annotation for name, field in Settings.model_fields.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def write_stages(
         content.save(folder)
     return {
         "preprocess_replay": features.parity,
-        "onnx_parity": [parity.as_dict() for parity in (*retrievers, rank.parity, rerank.parity)],
+        "onnx_parity": [asdict(parity) for parity in (*retrievers, rank.parity, rerank.parity)],
         "index": choice.report(),
         "content_tower": tower_report,
         "validation": {"ranker": report_ranker(ranker), "reranker": ranking.reranker.quality},

@@ -39,11 +39,6 @@ def choose_retrieval_settings(
     return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed, sequence, graph=graph)
 
 
-def choose_graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None:
-    """Return how to fit the graph model on trial; None where `explain_no_graph` says why not."""
-    return None if explain_no_graph(settings, n_positives) else GraphSettings()
-
-
 def explain_no_graph(settings: Settings, n_positives: int) -> str:
     """Return why no graph model is tried, "" where one is."""
     if settings.training.graph == "never":

@@ -116,9 +116,6 @@ class Question:
         found = retrieve.search(vectors, history, blocked, retrieve.info.axes.candidates)
         return cls(vectors, history, np.full_like(history, retrieve.items.n_items), blocked, *found)
 
-    def copy_list(self) -> Question:
-        return replace(self, positions=self.positions.copy(), scores=self.scores.copy())
-
 
 def describe_served(repo: Path) -> tuple[str, str]:
     """Return the data set of the generation that answers, and the sizes that its costs depend on. Raises ArtifactError."""
@@ -170,7 +167,8 @@ def time_models(
         watch.requests.append(Counter())
         question = Question.of(retrieve, timed_pipeline.trace(inputs))
         for name, propose in sources.items():
-            watch.run(name, propose, question.copy_list())
+            own = replace(question, positions=question.positions.copy(), scores=question.scores.copy())  # it changes the list
+            watch.run(name, propose, own)
     return {name: [request[name] / 1_000 for request in watch.requests[WARM_UP:]] for name in watch.requests[0]}
 
 

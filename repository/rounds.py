@@ -49,13 +49,9 @@ class RunningRound:
     machine: str
 
     @property
-    def is_here(self) -> bool:
-        return self.machine == find_machine()
-
-    @property
     def is_dead(self) -> bool:
         """Whether its process is gone. That of another machine counts as alive, because nobody here can tell."""
-        if not self.is_here:
+        if self.machine != find_machine():
             return False
         try:
             process = psutil.Process(self.pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ def compile_rules(
 
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / ITEMS_FILE, records, allow_pickle=False)
-    text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
+    text = json.dumps(asdict(config), indent=2, ensure_ascii=False)
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 

@@ -67,7 +67,7 @@ class Supervisor:
         if self._stopping:  # stopped while the process was being started
             self._process.terminate()
         code = self._process.wait()
-        return code, f"ended, {_describe_exit(code)}"
+        return code, f"ended, exit code {code}" if code >= 0 else f"ended, killed by {name_signal(-code)}"
 
     def _wait_for_stop(self, timeout_s: float) -> bool:
         """Wait until `stop` is called, at most `timeout_s`. Return whether it was."""
@@ -81,11 +81,6 @@ class Supervisor:
         self._wake.put(None)
         if self._process is not None:
             self._process.terminate()
-
-
-def _describe_exit(code: int) -> str:
-    """Return how a process ended. code: as `Popen` returns it, negative for a signal."""
-    return f"exit code {code}" if code >= 0 else f"killed by {name_signal(-code)}"
 
 
 def main() -> int:

@@ -186,14 +186,12 @@ def check_pickles(repository: Path) -> Iterator[Finding]:
 
     `check_answers`, which runs later, loads it.
     """
-    for name in list_workflow_models(repository):
+    for part in list_parts(read_merlin_settings(repository)):
+        if part.kind != NVTABULAR:
+            continue
         fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"
         remedy = 'Serve it only if you trust whoever wrote it, or export with [merlin] preprocess = "compiled".'
-        yield Finding("warning", f"{name}/{read_pinned_generation(repository)}", fact, remedy)
-
-
-def list_workflow_models(repository: Path) -> list[str]:
-    return [part.name for part in list_parts(read_merlin_settings(repository)) if part.kind == NVTABULAR]
+        yield Finding("warning", f"{part.name}/{read_pinned_generation(repository)}", fact, remedy)
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:

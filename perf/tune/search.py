@@ -44,11 +44,8 @@ def search_space(settings: Settings, layout: str, efforts: tuple[int, ...], core
         SERVER_THREADS: counts,
         "compute.index_effort": efforts,
     }
-    return {key: others for key, values in space.items() if (others := exclude(values, read_current(settings, key)))}
-
-
-def exclude(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    return tuple(other for other in values if other != value)
+    others = {key: tuple(each for each in values if each != read_current(settings, key)) for key, values in space.items()}
+    return {key: values for key, values in others.items() if values}
 
 
 def read_current(settings: Settings, key: str) -> Any:
@@ -181,7 +178,8 @@ def search(
             if time_is_over():
                 outcome.complete = False
                 break
-            n_turns = max(turns, FINAL_TURNS - _count_least_turns(known, heat)) if last else turns
+            least = min(len(known[repr(changes)].own) if repr(changes) in known else 0 for changes in heat)
+            n_turns = max(turns, FINAL_TURNS - least) if last else turns
             for trial in measure(heat, n_turns):
                 key = repr(trial.changes)
                 known[key] = known[key].join(trial) if key in known else trial
@@ -217,7 +215,3 @@ def is_surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
 def _split_into_heats(candidates: Sequence[Changes]) -> Iterator[Sequence[Changes]]:
     for start in range(0, len(candidates), HEAT):
         yield candidates[start : start + HEAT]
-
-
-def _count_least_turns(known: dict[str, Trial], heat: Sequence[Changes]) -> int:
-    return min((len(known[repr(changes)].own) if repr(changes) in known else 0) for changes in heat)

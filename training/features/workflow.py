@@ -36,7 +36,7 @@ def fit_workflow(side: Side, rows: TrainingRows, settings: FeatureSettings) -> W
     hashed = {column.name for column in categories if statistics[column.name].n_distinct > settings.hash_above}
     nodes = [
         *_categorify([column for column in (*categories, *side.lists) if column.name not in hashed], rows.folder),
-        *_hash(sorted(hashed), settings.hash_buckets),
+        *([sorted(hashed) >> HashValues(dict.fromkeys(hashed, settings.hash_buckets))] if hashed else []),
         *(_bucketize(column) for column in side.bins if column.source in present),
         *_normalize([column for column in side.numbers if column.name in present], statistics),
     ]
@@ -59,10 +59,6 @@ def _categorify(columns: list[Category], folder: Path) -> list:
         return []
     thresholds = {column.name: column.min_count for column in columns}
     return [list(thresholds) >> Categories(freq_threshold=thresholds, out_path=str(folder))]
-
-
-def _hash(names: list[str], n_buckets: int) -> list:
-    return [names >> HashValues(dict.fromkeys(names, n_buckets))] if names else []
 
 
 def _bucketize(column: Bins):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,6 @@ class Parity:
     values: int
     max_abs: float
     max_rel: float  # |difference| / (|expected| + 1)
-
-    def as_dict(self) -> dict[str, str | int | float]:
-        return asdict(self)
 
 
 def export_network(network: nn.Module, inputs: dict[str, np.ndarray], output: str, path: Path, dynamic: Dynamic) -> Parity:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -152,9 +152,6 @@ class RulesConfig:
             if values.get(name) is not None:
                 values[name] = _build_part(kind, values[name], name)
         return cls(**values)
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
     def find_cap(self, role: int, name: str | None) -> int:
         """Return the quota of a category (role CATEGORY) or provider (PROVIDER) in one list; NO_CAP for none."""
