@@ -20,13 +20,24 @@ from server import watch
 from server.condition import QUESTION_TIMEOUT_S
 from server.control import find_running_servers, stop_server
 from server.health import is_ready, open_local_client, wait_ready
-from server.ports import find_free_ports
+from server.ports import Ports, find_free_ports
 from server.processes import find_dead_stubs, find_members, is_running
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 from tests.server import toys
 from tests.waiting import until
 from triton_recommender.errors import STUB_DIED, from_status
+
+
+@pytest.fixture
+def ports() -> Ports:
+    return find_free_ports()
+
+
+@pytest.fixture
+def start(repo, ports) -> tuple[object, ...]:
+    """The command that starts a server of the toy repository at `ports`."""
+    return ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
 
 
 @pytest.fixture
@@ -47,9 +58,7 @@ def call(run_dir, monkeypatch):
         stop_server(state, run_dir)
 
 
-def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
-    ports = find_free_ports()
-    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, ports, start, call):
     url = f"localhost:{ports.grpc}"
     assert call(*start).startswith("ready: ")
     assert call("status").startswith(f"running: {repo}")
@@ -81,9 +90,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     assert "no server is running" in call("status", exit_code=1)
 
 
-def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo, call):
-    ports = find_free_ports()
-    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo, ports, start, call):
     manifest = repo / "recommend" / "1" / "manifest.json"
     manifest.write_text("{}")
     assert call(*start).startswith("ready: ")
@@ -100,9 +107,7 @@ def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo,
     assert "already running" in call(*start)
 
 
-def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo, call):
-    ports = find_free_ports()
-    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo, ports, start, call):
     call(*start, "--fixed")
     assert "already running" in call(*start)
     toys.publish(repo, 2)
@@ -112,11 +117,9 @@ def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo
         assert toys.ask(client, 1) == toys.expected(1, generation=2)
 
 
-def test_a_failed_start_is_one_message_and_diagnose_repeats_it(repo, call, monkeypatch):
+def test_a_failed_start_is_one_message_and_diagnose_repeats_it(repo, ports, start, call, monkeypatch):
     (repo / "second" / "1" / "model.py").write_text("raise RuntimeError('tables.npy is cut short')")
-    ports = find_free_ports()
-    start = ["server", "start", "--repo", str(repo), "--grpc-port", str(ports.grpc)]
-    monkeypatch.setattr(sys, "argv", [*start, "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)])
+    monkeypatch.setattr(sys, "argv", ["server", *map(str, start)])
     with pytest.raises(SystemExit) as caught:
         run_program(commands.app)
     message = str(caught.value)
@@ -128,9 +131,7 @@ def test_a_failed_start_is_one_message_and_diagnose_repeats_it(repo, call, monke
     assert "tables.npy is cut short" in told
 
 
-def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_starts_again(repo, call, run_dir):
-    ports = find_free_ports()
-    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_starts_again(repo, ports, start, call, run_dir):
     url = f"localhost:{ports.grpc}"
     call(*start, "--threads", 2)
     assert f"server at {url}: ready" in call("diagnose", "--grpc-port", ports.grpc)
@@ -159,13 +160,8 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
     assert call("status").startswith("running: ")
 
 
-def start_arguments(repo, ports):
-    return ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
-
-
-def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_is_not_answered(repo, call, run_dir):
-    ports = find_free_ports()
-    call(*start_arguments(repo, ports))
+def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_is_not_answered(ports, start, call, run_dir):
+    call(*start)
     state = find_running_servers(run_dir)[0]
     stub = next(process for process in find_members(state.tag) if process.pid != state.pid)
     stub.suspend()
@@ -177,9 +173,8 @@ def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_i
         assert time.monotonic() - begun_s < QUESTION_TIMEOUT_S + 5
 
 
-def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
-    ports = find_free_ports()
-    call(*start_arguments(repo, ports))
+def test_status_fails_while_recommend_is_not_loaded(ports, start, call):
+    call(*start)
     with open_local_client(f"localhost:{ports.grpc}") as client:
         client.unload_model("recommend")
     deadline = time.monotonic() + 10
@@ -197,9 +192,8 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
     ],
     ids=["SIGSEGV", "SIGKILL"],
 )
-def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
-    ports = find_free_ports()
-    call(*start_arguments(repo, ports))
+def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, ports, start, call, run_dir, ending, told):
+    call(*start)
     state = find_running_servers(run_dir)[0]
     os.kill(state.pid, ending)
     while is_running(state.pid, state.tag):
@@ -212,26 +206,24 @@ def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, 
     assert shown.startswith(f"ended: {repo}")
     assert told in shown
     lost = state.log.read_text()
-    call(*start_arguments(repo, ports))
+    call(*start)
     assert call("status").startswith("running: ")
     assert state.log.with_name(f"{state.log.name}.1").read_text() == lost
     call("stop")
     assert "it was stopped (SIGTERM)" in call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
 
 
-def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(repo, call, run_dir):
-    ports = find_free_ports()
-    call(*start_arguments(repo, ports), "--host", "0.0.0.0", "--no-http")
+def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(start, call):
+    call(*start, "--host", "0.0.0.0", "--no-http")
     assert "no HTTP" in (told := call("status"))
     assert "open to whoever reaches 0.0.0.0" in told
-    assert "already running" in call(*start_arguments(repo, ports))
+    assert "already running" in call(*start)
     with pytest.raises(ServerError, match=r"already runs with host 0\.0\.0\.0.*Expected host 127\.0\.0\.1, which needs"):
-        call(*start_arguments(repo, ports), "--host", "127.0.0.1")
+        call(*start, "--host", "127.0.0.1")
 
 
-def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(repo, call, run_dir):
-    ports = find_free_ports()
-    call(*start_arguments(repo, ports), supervised=True)
+def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(repo, ports, start, call, run_dir):
+    call(*start, supervised=True)
     assert "supervised" in call("status")
     before = find_running_servers(run_dir)[0]
     toys.publish(repo, 2)
@@ -256,8 +248,3 @@ def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(
     call("stop")
     assert find_members(before.tag) == []
     assert "no server is running" in call("status", exit_code=1)
-
-
-def test_activate_without_a_server(call):
-    with pytest.raises(ServerError, match="No server started here runs on gRPC port 1"):
-        call("activate", "--generation", 1, "--grpc-port", 1)

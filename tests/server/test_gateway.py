@@ -282,30 +282,6 @@ def test_what_ends_tritonserver_does_not_get_past_the_gateway(served):
     assert served.recommend()["degraded"] == []
 
 
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 1_000_000 + b"\r\n\r\n",
-        b"POST /v1/events HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
-        b"POST /v1/events HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n{}",
-        b"GET /healthz HTTP/1.1\r\n folded: b\r\nhost: localhost\r\n\r\n",
-        b"GET /healthz\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    ],
-    ids=["large header", "two lengths", "negative length", "space before a name", "zero byte"],
-)
-def test_ambiguous_and_oversized_requests_are_refused(served, request_bytes):
-    answer = raw(served.port, request_bytes)
-    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431"), answer[:100]
-
-
-@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"], ids=["silent", "half a header"])
-def test_slow_headers_are_cut_off(served, begun):
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock:
-        sock.sendall(begun)
-        with contextlib.suppress(ConnectionResetError):
-            assert sock.recv(1) == b""
-
-
 def test_a_gateway_that_is_killed_comes_back(served):
     workers = [
         process for process in gateway.list_gateways(served.server.state.tag) if "server.supervisor" not in process.cmdline()
