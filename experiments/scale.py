@@ -38,7 +38,6 @@ DATA = "synthetic:users=1_000_000,items=1_000_000,events=20_000_000"
 MOST_MINUTES, MOST_GB, MOST_OVER_SMALL = 90.0, 14.0, 1.5  # bounds
 SAMPLE_EVERY_S = 0.5
 PHASE = re.compile(r"^ *\d+ s  (?P<name>\S+) +(?P<seconds>\d+) s  ")  # export/progress.py
-ROWS = 1_000  # requests in perf_analyzer's input
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Repo = Annotated[Path, typer.Option(help="the large repository")]

@@ -31,10 +31,6 @@ class Exchange:
     def close(self) -> None:
         self._calls.close()
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._callbacks)
-
     def send(self, body: bytes, on_answer: OnAnswer) -> None:
         number = self._count
         self._count += 1

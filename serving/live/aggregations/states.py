@@ -37,8 +37,3 @@ class StateTable:
         """Return copies of the entities' records, [N]; entities without events have empty ones."""
         last = len(self._records) - 1
         return self._records[[self._rows.get(tuple(key), last) for key in keys.tolist()]]
-
-    @property
-    def keys(self) -> np.ndarray:
-        """The keys of all entities with events, int64 [R, KEY_WIDTH]."""
-        return np.array(list(self._rows), np.int64).reshape(len(self._rows), -1)

@@ -53,7 +53,7 @@ class SlotTable:
 
         The section `header` has int64 words: EPOCH, and HOLES, the number of slots without a row.
         """
-        self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
+        self.lock, self.codec = block.lock, codec
         self.header = base[: HEADER_WORDS * 8].cast("q")
         self._header = np.frombuffer(base, np.int64, HEADER_WORDS)  # a view for compiled loops
         self._rows = sections.view_array(base, "rows") if rows is None else rows
@@ -172,11 +172,6 @@ class SlotTable:
         self._rows[slots] = stored
         self._end(slots)
         return missing
-
-    @property
-    def epoch(self) -> int:
-        """The write counter: odd while anyone writes; unchanged over a read when nothing was written meanwhile."""
-        return self.header[EPOCH]
 
     @property
     def rows_resident(self) -> int:
