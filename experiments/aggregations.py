@@ -37,8 +37,6 @@ SETS = {  # name -> the aggregations, by name, that the models learn from
     "default, session, recency and prices": TREND | VISITS | {"price_paid"},
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def declare(dataset: Dataset, learned: set[str]) -> Dataset:
     """Return the data set with the default aggregations, of which the models learn from some. learned: their names"""
@@ -67,7 +65,6 @@ def make_figures(gains: Mapping[str, Mapping[str, Gains]]) -> list[Figure]:
     return figures
 
 
-@app.command()
 def main(
     data: DataSets = DATA,
     most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
@@ -90,4 +87,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.aggregations")
+    run(main, "python -m experiments.aggregations")

@@ -52,8 +52,6 @@ LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 MOST_SEEN = 0.01  # share of its answers that a broken challenger may give; a harmless one is tried for twice as many
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 GATEWAY_SETTINGS = "deadline_ms = 2_000\n"
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True, width=130, soft_wrap=True)
 say = console.print
 
@@ -196,7 +194,6 @@ def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int =
             return figures + try_broken(front, dataset, scratch, challengers, planned, rng)
 
 
-@app.command()
 def main(
     users: Annotated[int, typer.Option(min=100)] = 1_500,
     items: Annotated[int, typer.Option(min=100)] = 1_000,
@@ -215,4 +212,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.broken_challengers")
+    run(main, "python -m experiments.broken_challengers")

@@ -53,7 +53,6 @@ COUNTED_S = 1.0  # the server counts a moment after it has answered
 TTL_S = 86_400.0  # of our caches while times are measured
 
 Report = Callable[[str], None]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -248,7 +247,6 @@ def read_cache_hits(url: str) -> int:
         return sum(s.inference_stats.cache_hit.count for s in client.get_inference_statistics(ENSEMBLE).model_stats)
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="the repository that is served")] = Path("model_repository"),
     data: Annotated[str, typer.Option(help="data set whose log is replayed")] = "online-retail",
@@ -276,4 +274,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.cache")
+    run(main, "python -m experiments.cache")

@@ -57,7 +57,6 @@ LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
 LEAST_SAVING = 12.0  # times fewer multiply-accumulates
 
 Say = Callable[[str], None]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,6 @@ def measure(dataset: Dataset, say: Say) -> list[Figure]:
         return make_figures([measure_quality(variant, work, us) for variant, us in zip(variants, latencies, strict=True)])
 
 
-@app.command()
 def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
@@ -268,4 +266,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.compression")
+    run(main, "python -m experiments.compression")

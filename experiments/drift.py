@@ -45,8 +45,6 @@ REQUESTS_AT_ONCE = 10  # of a batch
 OF_ONE_USER = (5, 10)  # requests of each user in further stationary replays
 USERS = "id of the user on the wire"  # in the columns of a window
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 Columns = dict[str, np.ndarray]
 
 
@@ -223,7 +221,6 @@ def measure_delay(watched: Watched, reference: Reference, generator: np.random.G
     return None, others
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="model repository")] = Path("model_repository"),
     data: Annotated[str, typer.Option(help="data set that it was exported from")] = "online-retail",
@@ -244,4 +241,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.drift")
+    run(main, "python -m experiments.drift")

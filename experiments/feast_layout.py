@@ -42,8 +42,6 @@ SAMPLES: dict[str, Any] = {
     "string_list": ["view", "été"],
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
     """Return features of random users and of random items."""
@@ -121,7 +119,6 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
     return faults, answer["vectors"]
 
 
-@app.command()
 def main(
     vectors: Annotated[bool, typer.Option("--vectors", help="write Feast's bytes for the unit test")] = False,
     results: ResultsFolder = RESULTS,
@@ -151,4 +148,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.feast_layout")
+    run(main, "python -m experiments.feast_layout")

@@ -40,8 +40,6 @@ USERS, RECOVERS_S = 200, 60.0
 FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
 PAUSE_S = 2.0  # for which a process is paused
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 @dataclass
 class Watched:
@@ -174,7 +172,6 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
     ]
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository whose models are served, in two generations")] = Path(
         "model_repository"
@@ -195,4 +192,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.gateway_soak")
+    run(main, "python -m experiments.gateway_soak")

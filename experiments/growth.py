@@ -45,8 +45,6 @@ LINEAR, SUB_LINEAR = 1.0, 0.9  # the largest slopes
 Call = Callable[[int], object]
 Step = Callable[[str], None]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -190,7 +188,6 @@ def measure_axis(name: str, calls: dict[int, Call], calls_per_size: int, most_sl
     return Axis(name, processor, latency, most_slope)
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="the model repository")] = Path("model_repository"),
     results: ResultsFolder = RESULTS,
@@ -207,4 +204,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.growth")
+    run(main, "python -m experiments.growth")

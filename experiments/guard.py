@@ -44,8 +44,6 @@ MANY = 2_000_000
 BREAKS_AT, BROKEN_FOR, LOOK = 20_000, 4_000, 50  # answers of both arms: before a challenger breaks, after it, between two looks
 MOST_ALARMS, MOST_MIB = 0.05, 700
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 EXPERIMENT = Experiment("same", 1, 2, 0.5, promotes=True)
 
 
@@ -207,7 +205,6 @@ def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
     ]
 
 
-@app.command()
 def main(
     runs: Annotated[int, typer.Option(help="A/A experiments", min=1)] = 200,
     results: ResultsFolder = RESULTS,
@@ -221,4 +218,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.guard")
+    run(main, "python -m experiments.guard")

@@ -32,8 +32,6 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the users who are shown the wors
 BLUR, WORSE_BLUR = 0.08, 0.2  # standard deviations of the noise that is added to the chances by which items are ranked
 MUCH_ALIKE = 0.95  # from so many items in both lists on, interleaving must need LEAST_SAVED times fewer requests
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def draw_lists(world: World, blur: float, rng: np.random.Generator) -> np.ndarray:
     """Return a list for each user, int64 [U, LENGTH]."""
@@ -65,7 +63,6 @@ def measure(
     return figures
 
 
-@app.command()
 def main(
     users: Annotated[int, typer.Option(min=100)] = 800,
     items: Annotated[int, typer.Option(min=100)] = 600,
@@ -81,4 +78,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.interleaving")
+    run(main, "python -m experiments.interleaving")

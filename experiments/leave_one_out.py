@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, Seeds, finish, read_machine
@@ -68,8 +67,6 @@ PUBLISHED = {  # data set -> (model, Recall@10, NDCG@10), each of its own paper,
         ("ActionPiece (Hou et al. 2025)", 0.0500, 0.0264),
     )
 }
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -237,7 +234,6 @@ def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Q
     return figures
 
 
-@app.command()
 def main(
     data: DataSets = DATA,
     seeds: Seeds = "0,1,2",
@@ -257,4 +253,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.leave_one_out")
+    run(main, "python -m experiments.leave_one_out")

@@ -56,8 +56,6 @@ LONGEST_RUN_S = 0.05  # of a writer, until it is killed
 START_MS = 1_700_000_000_000
 FORKING = multiprocessing.get_context("fork")
 CLIENTS, SERVED_S = 4, 1.0
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Acknowledged = dict[int, bytes]  # sequence -> event id
 Posted = tuple[list[int], list[int], list[str]]  # users, items and ids of events
 LEAST_KILLS = 200
@@ -305,7 +303,6 @@ def make_figures(found: FaultCounts, acknowledged: int, kills: dict[str, int]) -
     ]
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository of the server that is killed")] = Path("model_repository"),
     writer_kills: Annotated[int, typer.Option(min=0)] = 100,
@@ -328,4 +325,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.live_kills")
+    run(main, "python -m experiments.live_kills")

@@ -39,8 +39,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 THREADS, REPLY_S = 8, 30.0
 KNOWN_ANSWERS = 20
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 class ValidRequests(threading.Thread):
     """Asks for some users again and again, and counts answers that differ from the first ones."""
@@ -151,7 +149,6 @@ def check_loops(pipeline: Pipeline, count: int, rng: np.random.Generator) -> Cou
     return outcomes
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
     requests: Annotated[int, typer.Option(min=4)] = 100_000,
@@ -193,4 +190,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.malformed")
+    run(main, "python -m experiments.malformed")

@@ -68,8 +68,6 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
 }
 COMPARED_USERS = 16
 SLOW_WINDOW_S = 4.0  # of perf_analyzer, for variants that answer a few requests a second
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True, width=120)
 
 
@@ -101,7 +99,6 @@ class Contender:
         return {f"{self.name} p50": self.measure(1)[0], f"{self.name} rate": self.measure(clients)[1]}
 
 
-@app.command()
 def main(
     repo: Annotated[
         Path, typer.Option(help="a repository exported from --data; exported first, in about ten minutes, when absent")
@@ -238,4 +235,4 @@ def answer_users(contender: Contender, user_ids: np.ndarray) -> Arrays:
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.merlin")
+    run(main, "python -m experiments.merlin")

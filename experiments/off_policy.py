@@ -54,8 +54,6 @@ PRIOR_SHOWN = 1_000.0  # decisions by which an item's click rate is drawn to tha
 
 Verdicts = dict[str, list[bool]]  # by estimator, one of each half that was not refused
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def estimate_policy(frame: pd.DataFrame, items: int, positions: int) -> np.ndarray:
     """Return the probability of each item at each position, float64 [positions, items]: mean of the logged propensities.
@@ -240,7 +238,6 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
     return figures
 
 
-@app.command()
 def main(
     data: Annotated[Path, typer.Option(help="folder of the Open Bandit data set")] = DATA,
     compare_with_obp: Annotated[
@@ -255,4 +252,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.off_policy")
+    run(main, "python -m experiments.off_policy")

@@ -53,7 +53,6 @@ OPEN_S = 5.0
 ROWS = 1_000
 
 Step = Callable[[str], None]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class Sides:
     window_s: float
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="the model repository")] = Path("model_repository"),
     candidates: Annotated[int | None, typer.Option(help="another C than the export's", min=20)] = None,
@@ -240,4 +238,4 @@ def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.overhead")
+    run(main, "python -m experiments.overhead")

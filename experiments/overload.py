@@ -35,8 +35,6 @@ IDLE_PER_S = 20.0
 FACTORS = (1, 2, 5)
 RECOVERY_LIMIT_S = 10.0
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def make_requests(served: Served, count: int, deadline_ms: int, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
     """Return requests of random users, and which of them are of high priority, bool [N]."""
@@ -149,7 +147,6 @@ def find_bounds(name: str, idle_ms: float, factor: int) -> dict[str, float]:
     }.get(name, {})
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
     seconds: Annotated[float, typer.Option(help="duration of each load", min=1)] = 10.0,
@@ -179,4 +176,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.overload")
+    run(main, "python -m experiments.overload")

@@ -45,7 +45,6 @@ BATCHES = (1, 8)
 RUNS = 60
 
 Networks = dict[str, dict[str, Lowered]]  # precision -> stage -> network
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,6 @@ def measure(dataset: Dataset, repository: Path, console: Console) -> list[Figure
     return measure_pipeline(Pipeline.load(repository), networks, dataset) + measure_graphs(networks, Trial(folders).feeds)
 
 
-@app.command()
 def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or bundled name")] = "online-retail",
     repo: Annotated[Path | None, typer.Option(help="repository exported from the training part of --data")] = None,
@@ -173,4 +171,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.precision")
+    run(main, "python -m experiments.precision")

@@ -46,8 +46,6 @@ LEAST_RATIOS = {FROZEN: 1.15, KNN: 1.0}  # bounds of live quality over that of o
 RESAMPLES = 1_000
 TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 class Gains(NamedTuple):
     """NDCG@10 of each question, float64 [Q], and whose question it is, int64 [Q]."""
@@ -129,7 +127,6 @@ def resample_ratio(own: Gains, other: Gains) -> tuple[float, float, float]:
     return low, float(own.values.mean() / other.values.mean()), high
 
 
-@app.command()
 def main(
     data: DataSets = DATA,
     most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
@@ -146,4 +143,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.prequential")
+    run(main, "python -m experiments.prequential")

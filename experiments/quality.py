@@ -32,8 +32,6 @@ TUNED_ON = {"online-retail", "movielens"}  # their test parts chose the towers' 
 MEASURES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10"}
 DATA = ["online-retail", "movielens", "amazon-grocery", "synthetic:small"]
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def make_figures(runs: Sequence[Mapping[str, Quality]]) -> list[Figure]:
     """Return the figures. runs: per seed, the quality by name of a baseline, "after <stage>", and SERVED"""
@@ -65,7 +63,6 @@ def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure
     return figures
 
 
-@app.command()
 def main(
     data: DataSets = DATA,
     seeds: Seeds = "0,1,2",
@@ -92,4 +89,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.quality")
+    run(main, "python -m experiments.quality")

@@ -52,8 +52,6 @@ SECONDS = {UNREADY, ARRIVED, REVIVED, RECOVERED, "slowest answer", "slowest even
 SHARES = "% "  # begins the names of shares
 QUIET_S = 15.0  # in which the metrics pages are read without a fault
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: Fault) -> dict[str, float]:
     """Cause a fault, and return what callers and the metrics pages saw of it, by name."""
@@ -188,7 +186,6 @@ def make_figures(values: dict[str, list[float]], rounds: int) -> list[Figure]:
     return [*sums, Figure(name=f"all faults: {SHOWN}, of {len(faults)}", values=shown.tolist(), at_least=least_shown), *figures]
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository whose models are served")] = Path("model_repository"),
     rounds: Annotated[int, typer.Option(help="rounds, of six minutes each", min=1)] = 3,
@@ -246,4 +243,4 @@ def measure_named(site: Site, load: Load, pages: Sequence[MetricsPage], name: st
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.recovery")
+    run(main, "python -m experiments.recovery")

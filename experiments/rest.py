@@ -41,8 +41,6 @@ SINGLE = "gateway without joined calls"
 NO_LIMIT = 1_000_000  # of calls under way, so that no question waits for another one's call
 STARTED_S = 60.0
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def make_measures(latencies_s: np.ndarray, seconds: float, cpu_s: float, way: str, clients_n: int) -> dict[str, float]:
     """Return the figures of one way by name."""
@@ -113,7 +111,6 @@ def plain_server(repo: Path) -> Iterator[tuple[int, psutil.Process]]:
         process.wait()
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
     seconds: Annotated[float, typer.Option(help="of each way and number of clients", min=0.5)] = 5.0,
@@ -152,4 +149,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.rest")
+    run(main, "python -m experiments.rest")

@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import typer
-
 from experiments.harness import NOT_MEASURED, RESULTS, Record, Result
 from perf.command import run
 from serving.contract.errors import ConfigError
@@ -64,8 +62,6 @@ measured on a virtual machine of 2 cores whose host is shared, with the load gen
 are worth more than times. A section says when it was measured; those that do not are older than those that do. The bounds are
 this project's own.
 """
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def read_results(folder: Path = RESULTS) -> dict[str, Result]:
@@ -153,7 +149,6 @@ def insert_table(page: str, table: str) -> str:
     return pattern.sub(lambda _: f"{BEGIN}\n{table}\n{END}", page)
 
 
-@app.command()
 def main() -> None:
     """Write docs/results.md, the summary of README.md and the costs in docs/models.md from the result files."""
     results = read_results()
@@ -163,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.results")
+    run(main, "python -m experiments.results")

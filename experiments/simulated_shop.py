@@ -65,8 +65,6 @@ TRAINED_EVERY_DAYS, CHANGED, SALE_HOURS = 7, 0.5, 2  # days between two generati
 FAULTY_SHARE = 0.05  # of the users, who have the lists of a weak generation where a fault concerns some of them
 WEAK = "weak"  # the generation of a tenth of the log, and its repository
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 @dataclass
 class Shop:
@@ -211,7 +209,6 @@ def measure(n_users: int, n_items: int, days: int, seed: int = 0) -> list[Figure
     return figures
 
 
-@app.command()
 def main(
     users: Annotated[int, typer.Option(min=100)] = 1_500,
     items: Annotated[int, typer.Option(min=100)] = 1_000,
@@ -230,4 +227,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.simulated_shop")
+    run(main, "python -m experiments.simulated_shop")

@@ -172,8 +172,6 @@ MODEL = "soak"
 UPDATER = "updater"
 REPORTED_EVERY_S = 30.0
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.random.Generator) -> list[Figure]:
     np.save(folder / f"{TABLE}.npy", make_rows(np.arange(n_rows), np.zeros(n_rows)))
@@ -258,7 +256,6 @@ def report_progress(elapsed_s: float, shared: Shared, processes: Processes) -> N
     print(f"{elapsed_s:.0f} s: {so_far}", file=sys.stderr, flush=True)
 
 
-@app.command()
 def main(
     seconds: Annotated[float, typer.Option(help="of updates and kills", min=10)] = 600.0,
     instances: Annotated[int, typer.Option(help="processes that look rows up", min=1)] = 3,
@@ -274,4 +271,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.soak")
+    run(main, "python -m experiments.soak")

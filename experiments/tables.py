@@ -40,10 +40,7 @@ PARTS = {
     "updates": "Requests while rows are updated",
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def main(
     parts: Annotated[list[str] | None, typer.Argument(help=f"some of: {' '.join(PARTS)}")] = None,
     rows: Annotated[int, typer.Option(help="of the largest table; large needs 5,000,000", min=10_000)] = SMALL_ROWS,
@@ -98,4 +95,4 @@ def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.tables")
+    run(main, "python -m experiments.tables")

@@ -33,8 +33,6 @@ from serving.live.experiment import Experiment, Mode
 P50_OVER_ONE = 1.1  # bound of an A/B test
 MODES: dict[str, Mode] = {"two": "ab", "shadow": "shadow", "interleaved": "interleave"}
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 
 def ask(served: Served, users: list[int], what: str) -> dict[str, float]:
     """Return the latencies of one client, and the memory of the server and its gateway."""
@@ -81,7 +79,6 @@ def make_figures(values: dict[str, list[float]]) -> list[Figure]:
     return figures
 
 
-@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository whose models are served")] = Path("model_repository"),
     requests: Annotated[int, typer.Option(help="of each round", min=100)] = 500,
@@ -104,4 +101,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.two_generations")
+    run(main, "python -m experiments.two_generations")

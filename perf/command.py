@@ -19,8 +19,15 @@ from serving.contract.errors import ConfigError, RecommenderError
 BROKEN, ERROR = 1, 2  # exit codes: a bound was missed; an error that users can fix
 
 
-def run(app: typer.Typer, name: str) -> None:
-    """Run a command line. An error that users can fix is one line on stderr, without a traceback.
+def make_app(command: Callable[..., None]) -> typer.Typer:
+    """Return the command line of a function that is the only command of its program."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    return app
+
+
+def run(commands: typer.Typer | Callable[..., None], name: str) -> None:
+    """Run a command line, or the only command of a program. An error that users can fix is one line on stderr.
 
     SIGTERM and SIGHUP lead to the same clean-up as an exception. Otherwise suspended servers would stay suspended for
     ever, with their memory.
@@ -29,6 +36,7 @@ def run(app: typer.Typer, name: str) -> None:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
             signal.signal(signum, leave)
     try:
+        app = commands if isinstance(commands, typer.Typer) else make_app(commands)
         app(prog_name=name)
     except (RecommenderError, InferenceServerException) as error:
         typer.echo(f"error: {error}", err=True)

@@ -23,13 +23,10 @@ from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
 MEASURED = (*GOALS, "p50_ms", "p95_ms", "p99_over_p50", "error_share", "memory_mib")  # keys that slo.toml may name
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True, width=120)
 
 
-@app.command()
-def tune(
+def main(
     repo: Annotated[Path, typer.Option(help="the repository to tune; it is only read")] = Path("model_repository"),
     out: Annotated[Path, typer.Option(help="the export config to write; the evidence is beside it as .json")] = Path(
         "tuned.toml"
@@ -111,4 +108,4 @@ def summarise(outcome: Outcome) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    run(app, "python -m perf.tune")
+    run(main, "python -m perf.tune")

@@ -15,10 +15,12 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from perf.command import make_app
 from repository.code import PROJECT
 
 NOT_OURS = {"model_repository", "tests"}
 WITHOUT_TYPER = {"pytest", "serving.tables"}
+COMMAND_LINE = re.compile(r"^app = typer\.Typer\(|^    run\(main, ", re.MULTILINE)
 # what follows a command on its line: a comment, the next command, a redirection
 COMMAND = re.compile(r"python -m ([\w.]+)((?:\"[^\"]*\"|[^`\n#;|>)])*)")
 
@@ -28,8 +30,14 @@ Command = Any  # the class of commands is private to typer
 def list_modules() -> Iterator[str]:
     """Yield the modules with a command line."""
     for path in sorted(PROJECT.glob("*/*.py")):
-        if path.parent.name not in NOT_OURS and "typer.Typer(" in path.read_text():
+        if path.parent.name not in NOT_OURS and COMMAND_LINE.search(path.read_text()):
             yield f"{path.parent.name}.{path.stem}"
+
+
+def load_app(module: str) -> typer.Typer:
+    """Return a module's command line, or that of the only command that it runs."""
+    loaded = import_module(module)
+    return loaded.app if hasattr(loaded, "app") else make_app(loaded.main)
 
 
 def list_commands(command: Command, name: str) -> Iterator[tuple[str, Command]]:
@@ -42,10 +50,8 @@ def list_commands(command: Command, name: str) -> Iterator[tuple[str, Command]]:
 
 @pytest.mark.parametrize("module", list(list_modules()))
 def test_help_has_no_brackets_that_would_be_taken_for_markup(module):
-    app = import_module(module).app
-    assert isinstance(app, typer.Typer)
     lost = {}
-    for name, command in list_commands(get_command(app), module):
+    for name, command in list_commands(get_command(load_app(module)), module):
         helps = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
         lost[name] = [text for text in helps if text and re.search(r"\[[a-z]", text)]
     assert {name: texts for name, texts in lost.items() if texts} == {}
@@ -61,9 +67,9 @@ def list_documents() -> Iterator[str]:
 def load_command_line(module: str) -> Command:
     """Return the command line that `python -m MODULE` runs."""
     if not Path(PROJECT, *module.split(".")).is_dir() and module != "triton_recommender":
-        return get_command(import_module(module).app)
+        return get_command(load_app(module))
     place = "cli" if find_spec(f"{module}.cli") else "__main__"
-    return get_command(import_module(f"{module}.{place}").app)
+    return get_command(load_app(f"{module}.{place}"))
 
 
 def parse(command: Command, words: list[str]) -> list[str]:

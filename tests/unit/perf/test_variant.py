@@ -13,7 +13,7 @@ import pytest
 from export.settings import Settings, read_served_settings, read_settings
 from perf.slo import Bound
 from perf.tune import report
-from perf.tune.__main__ import summarise, tune
+from perf.tune.__main__ import main, summarise
 from perf.tune.search import FINAL_TURNS, SERVER_THREADS, Outcome, Trial
 from perf.tune.variant import make_variant
 from repository.challenger import read_challengers, write_challenger
@@ -178,10 +178,10 @@ def test_the_last_line_names_the_winner_and_what_it_reached():
 
 def test_an_unknown_goal_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(ConfigError, match=r"no goal 'speed'; these are: peak_rate"):
-        tune(repo=tmp_path / "nowhere", goal="speed")
+        main(repo=tmp_path / "nowhere", goal="speed")
 
 
 @pytest.mark.parametrize("out", ["tuned.json", "nowhere/tuned.toml"])
 def test_a_winner_that_could_not_be_written_is_refused_before_anything_is_read(tmp_path, out):
     with pytest.raises(ConfigError, match=r"name of a \.toml file in a folder that exists"):
-        tune(repo=tmp_path / "nowhere", out=tmp_path / out, goal="peak_rate")
+        main(repo=tmp_path / "nowhere", out=tmp_path / out, goal="peak_rate")
