@@ -66,15 +66,6 @@ class MemoryCache(Cache):
             token = self._tokens[user_id] = next(self._numbers).to_bytes(8, "little")
         return token
 
-    async def read_async(self, keys: Sequence[Key], generation: int) -> Lookup:
-        return self.read(keys, generation)
-
-    async def write_async(self, entries: Sequence[Entry]) -> None:
-        self.write(entries)
-
-    async def forget_async(self, user_ids: Iterable[int]) -> None:
-        self.forget(user_ids)
-
 
 def _measure_bytes(entry: tuple[bytes, bytes]) -> int:
     return ENTRY_BYTES + len(entry[1])

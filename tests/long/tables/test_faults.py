@@ -22,7 +22,6 @@ from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import load_l3, open_l3
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store import memory
-from serving.tables.store.log_position import LogPosition
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
@@ -180,17 +179,6 @@ def test_errors_of_rocksdb_name_the_place_and_the_remedy(tmp_path):
     (tmp_path / "db").write_text("not a database")
     with pytest.raises(DependencyError, match=r"RocksDB at .*db failed to open.*Check the disk"):
         RocksStore(RocksConfig(str(tmp_path / "db")), "rank", {"items": WIDTH})
-
-
-def test_rows_of_another_width_in_rocksdb(tmp_path):
-    config = RocksConfig(str(tmp_path / "db"))
-    store = RocksStore(config, "rank", {"items": 3}, writable=True)
-    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), LogPosition.at({}))
-    store.close()
-    store = RocksStore(config, "rank", {"items": 4})
-    with pytest.raises(DependencyError, match="12 bytes"):
-        store.read({"items": np.array([1])})
-    store.close()
 
 
 # --- shared memory ------------------------------------------------------------------------------------------------------------
