@@ -176,8 +176,8 @@ def publish_again(scratch: Path, repo: Path) -> int:
     return relayout(copy, repo, "ensemble")
 
 
-def measure(n_users: int, n_items: int, days: int, challengers: int, seed: int = 0) -> list[Figure]:
-    rng = np.random.default_rng(seed)
+def measure(n_users: int, n_items: int, days: int, challengers: int) -> list[Figure]:
+    rng = np.random.default_rng(0)
     world = World(n_users, n_items, rng)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -86,7 +86,7 @@ def draw_clicks(answers: pa.Table, users: int, rng: np.random.Generator, rate: f
     return EventBatch(headers, blanks, [f"{number:032x}".encode() for number in clicked], blanks)
 
 
-def judge_same(rng: np.random.Generator, share: float = EXPERIMENT.share, rate: float = CLICKED) -> str:
+def judge_same(rng: np.random.Generator, share: float, rate: float) -> str:
     """Return why the guard ends one A/A experiment, "" where it lets it go on to the end. rate: share of answers clicked"""
     answers = draw_answers(ANSWERS, USERS, rng, share)
     clicks = draw_clicks(answers, USERS, rng, rate)

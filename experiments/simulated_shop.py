@@ -184,8 +184,8 @@ def try_better(world: World, repo: Path, weak: Path, days: int, rng: np.random.G
     ]
 
 
-def measure(n_users: int, n_items: int, days: int, seed: int = 0) -> list[Figure]:
-    rng = np.random.default_rng(seed)
+def measure(n_users: int, n_items: int, days: int) -> list[Figure]:
+    rng = np.random.default_rng(0)
     world = World(n_users, n_items, rng)
     begins_s = time.time() - (days + 1) * DAY_S
     with tempfile.TemporaryDirectory() as folder:

@@ -299,7 +299,7 @@ def count_exposures(folder: Path, user_id: int) -> int:
     return count
 
 
-def _read_files(folder: Path, from_ms: int = 0) -> Iterator[tuple[Path, pa.Table]]:
+def _read_files(folder: Path, from_ms: int) -> Iterator[tuple[Path, pa.Table]]:
     """Yield each file of a log with its table, oldest first, without those that retention removes meanwhile."""
     for path in list_exposure_files(folder):
         if parse_written_ms(path) >= from_ms and (table := read_file(path)) is not None:

@@ -101,7 +101,7 @@ def find_archived_until(key_days: float, now_ms: int, exported_until_ms: int | N
     return until_ms - until_ms % DAY_MS
 
 
-def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, session_since_ms: int | None = None) -> int:
+def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, session_since_ms: int | None) -> int:
     """Forget users whose latest event arrived before `idle_since_ms`, then the longest idle ones beyond `most_users`.
 
     session_since_ms: the bound for anonymous sessions; None: that of users. Returns the number of forgotten users.

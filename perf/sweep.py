@@ -125,7 +125,7 @@ def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray
 
 
 def add_yardstick(
-    bench: Bench, clients: int, rounds: int, window_s: float, cores: int, progress: Callable[[int], object] = lambda _: None
+    bench: Bench, clients: int, rounds: int, window_s: float, cores: int, progress: Callable[[int], object]
 ) -> Yardstick:
     """Measure in-process and served in turns: `rounds` times one caller, then all cores against `clients` clients."""
     rows = draw(bench.requests, ROWS, bench.rng)
@@ -161,7 +161,7 @@ ROUNDS = 5  # of the yardstick
 Step = Callable[[str], None]
 
 
-def measure_all(bench: Bench, window_s: float = WINDOW_S, rounds: int = ROUNDS) -> None:
+def measure_all(bench: Bench, window_s: float, rounds: int) -> None:
     """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS)
     n_open = len(make_scenarios(1.0, LOAD_S))

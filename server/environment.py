@@ -49,7 +49,7 @@ def find_wheel() -> Wheel:
     return Wheel(root / "bin" / "tritonserver", root / "backends" / "python", stub, root / "caches", libraries)
 
 
-def build_backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
+def build_backend_directory(wheel: Wheel, run_dir: Path) -> Path:
     """Return the folder for --backend-directory. It is built under `run_dir`, again whenever the wheel or Python changes."""
     backends = run_dir / "backends" / f"python{PYTHON_VERSION}"
     folder = backends / "python"

@@ -19,7 +19,7 @@ HEADER = "recommender-control"  # over HTTP
 GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"
 
 
-def new_key(grpc_url: str, tag: str, tls_folder: str = "") -> str:
+def new_key(grpc_url: str, tag: str, tls_folder: str) -> str:
     """Make and store the key of a server that is about to start at `grpc_url`. tag: unique to that server.
 
     tls_folder: of its PEM files (server/tls.py), "" for plain gRPC

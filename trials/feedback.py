@@ -24,7 +24,7 @@ from trials.sequential import Arm
 ATTRIBUTION_S = 7 * 86_400.0
 
 
-def read_events(folder: Path, since_ms: int = 0, until_ms: int | None = None) -> Iterable[tuple[np.ndarray, EventBatch]]:
+def read_events(folder: Path, since_ms: int, until_ms: int | None = None) -> Iterable[tuple[np.ndarray, EventBatch]]:
     """Return the live log; nothing where no event was ever recorded. folder: of the live store
 
     since_ms, until_ms: when events to join can have arrived, in unix milliseconds; most others are left out

@@ -180,7 +180,7 @@ def compare_reactions(
     return comparisons
 
 
-def credit_answers(feedback: Feedback, metric: Reaction = "ctr") -> np.ndarray:
+def credit_answers(feedback: Feedback, metric: Reaction) -> np.ndarray:
     """Return `credit_clicks` of each answer, float64 [answers]; 0 for an answer that is not interleaved."""
     reacted = feedback.clicks if metric == "ctr" else feedback.conversions
     won, lost = ((reacted & (feedback.teams == team)).sum(axis=1) for team in (CHALLENGER, CHAMPION))

@@ -79,7 +79,7 @@ class Comparison:
         return self.high < -margin
 
 
-def compute_boundary(count: float, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> float:
+def compute_boundary(count: float, alpha: float, tightest_at: float) -> float:
     """Return how many standard errors the interval spans to each side after `count` observations."""
     log_term = -2 * np.log(alpha)
     rho_squared = (log_term + np.log(log_term + 1)) / tightest_at

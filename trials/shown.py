@@ -21,7 +21,7 @@ USED_BY_SPLIT = ("time_ms", "user_id", "arm", "assignment", "experiment")
 
 
 def read_shown(
-    folder: Path, experiment: str = "", since_ms: int = 0, generation: int | None = None
+    folder: Path, experiment: str, since_ms: int = 0, generation: int | None = None
 ) -> Iterator[tuple[pa.Table, Feedback]]:
     """Yield all shown answers, or those of an experiment under its latest share, with their feedback, in parts.
 
@@ -49,7 +49,7 @@ def read_shown(
         raise TrialError(explain_nothing(folder, experiment, since_ms, generation))
 
 
-def read_parts(folder: Path, wanted: pc.Expression, from_ms: int = 0) -> Iterator[pa.Table]:
+def read_parts(folder: Path, wanted: pc.Expression, from_ms: int) -> Iterator[pa.Table]:
     """Yield the answers of a live store's log that match `wanted`, PART_ANSWERS at a time, the oldest first.
 
     from_ms: leave out files that were written before, in unix milliseconds

@@ -124,7 +124,7 @@ class AsyncRecommender(SharedClient):
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
         model = await self._describe(UPSERT)
-        call = self.make_upsert_call(kind, record_id, columns, model)
+        call = self.make_upsert_call(kind, record_id, columns)
         return decode_sequences(await self._infer(call, Deadline(self.timeouts.request), model))[0]
 
     async def signature(self) -> Signature:

@@ -136,7 +136,7 @@ class SharedClient:
             keyed = all(event.event_id is not None for event in part)
             yield self._make_call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
 
-    def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
+    def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> Call:
         """Return the call of `upsert` for one item or user. Raises InvalidRequest.
 
         The text of an item that the catalogue does not know goes along: the server and the next export see only its hash.

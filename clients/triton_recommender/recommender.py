@@ -168,7 +168,7 @@ class Recommender(SharedClient):
         It is never sent twice, because a late second arrival could undo a later change. Raises RecommenderError.
         """
         model = self._describe(UPSERT)
-        call = self.make_upsert_call(kind, record_id, columns, model)
+        call = self.make_upsert_call(kind, record_id, columns)
         return decode_sequences(self._infer(call, Deadline(self.timeouts.request), model))[0]
 
     def signature(self) -> Signature:

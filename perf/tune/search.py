@@ -161,7 +161,7 @@ def search(
     slo: dict[str, Bound],
     goal: str,
     time_is_over: Callable[[], bool],
-    save: Callable[[Outcome], None] = lambda _: None,
+    save: Callable[[Outcome], None],
 ) -> Outcome:
     """Search by successive halving. goal: a key of Metrics; slo: bounds of Metrics; time_is_over: checked before every heat.
 

@@ -108,7 +108,7 @@ class Features:
         """Encode users as the store serves them: after the whole training log, at its clock."""
         return self.encode_moments(self.log.find_moments_at_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
 
-    def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
+    def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None) -> Examples:
         """Encode users at each moment of `log`. clocks: int64 [N] unix seconds to which ages are counted."""
         context = make_missing_context(self.context, len(clocks)) | dict(context or {})
         n_rows, width = len(clocks), self.settings.history_length

@@ -114,8 +114,8 @@ def train_reranker(
     validation: Lists,
     item_vectors: np.ndarray,
     settings: RerankerSettings,
-    seed: int = 0,
-    report: Callable[[str], None] = print,
+    seed: int,
+    report: Callable[[str], None],
 ) -> Reranker:
     """Train on `teaching`; `validation` are lists of users whom the ranker was not trained on.
 

@@ -179,8 +179,8 @@ class Retriever:
 def fit_retriever(
     data: RetrieverData,
     settings: RetrieverSettings,
-    seed: int = 0,
-    say: Callable[[str], None] = print,
+    seed: int,
+    say: Callable[[str], None],
     start: SequenceModel | None = None,
 ) -> Retriever:
     """Fit the retriever: minutes on one core, seconds on small logs. start: a sequence model to train further, in place"""

@@ -69,7 +69,7 @@ def train_towers(
     users: np.ndarray,
     settings: TowerSettings,
     seed: int,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None],
 ) -> None:
     """Train in place. targets: int64 [N] positions of the taken items; users: int64 [N] who took them, 0 … U - 1."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)

@@ -20,7 +20,7 @@ class StoredRules(NamedTuple):
     generation: int
 
     @classmethod
-    def load(cls, folder: Path, generation: int = 0) -> StoredRules:
+    def load(cls, folder: Path, generation: int) -> StoredRules:
         """Open the files that `compile_rules` wrote. Raises ArtifactError."""
         folder = Path(folder)
         try:

@@ -57,7 +57,7 @@ def _pack_header(width: int) -> bytes:
     return MAGIC + struct.pack("<I", 4 * width)
 
 
-def count_rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
+def count_rows_per_message(width: int, max_bytes: int) -> int:
     """Return the number of rows that fit into a message of at most `max_bytes`. Raises ConfigError when none fits."""
     row_bytes = _make_row_dtype(width).itemsize
     rows = (max_bytes - HEADER_BYTES) // row_bytes
