@@ -7,7 +7,7 @@ Each check yields findings; an error means that tritonserver would refuse the re
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,18 @@ def check_layout(repository: Path) -> Iterator[Finding]:
     if not any((repository / name / CONFIG_FILE).is_file() for name in models):
         yield Finding("error", str(repository), "It holds no model", f"Fill it: make export REPO={repository}")
         return
-    for name in models:
-        if not (repository / name / CONFIG_FILE).is_file():
-            yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")
-        elif (config := read_config(repository / name / CONFIG_FILE)).name != name:
-            yield Finding(
-                "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
-            )
+    yield from check_names(repository, models)
     yield from check_other_folders(repository, models)
+
+
+def check_names(repository: Path, models: Iterable[str]) -> Iterator[Finding]:
+    """Check that models have a config, which is their own."""
+    for name in models:
+        path, remedy = repository / name / CONFIG_FILE, "Export the repository again."
+        if not path.is_file():
+            yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", remedy)
+        elif (config := read_config(path)).name != name:
+            yield Finding("error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", remedy)
 
 
 def check_other_folders(repository: Path, models: Sequence[str]) -> Iterator[Finding]:

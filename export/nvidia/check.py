@@ -18,6 +18,7 @@ from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from repository import config_rules
+from repository.check import check_names
 from repository.config import CONFIG_FILE
 from repository.finding import Finding, count_errors
 from repository.models import read_config
@@ -57,12 +58,7 @@ def list_unconfirmed_facts(repository: Path) -> tuple[str, ...]:
 def check_models(repository: Path) -> Iterator[Finding]:
     """Yield an error for each model that is missing, misnamed or unknown to this profile."""
     models = list_models(read_merlin_settings(repository))
-    for name in models:
-        path = repository / name / CONFIG_FILE
-        if not path.is_file():
-            yield make_error(f"{name}/{CONFIG_FILE}", "The file is missing")
-        elif (config := read_config(path)).name != name:
-            yield make_error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}")
+    yield from check_names(repository, models)
     for path in sorted(repository.iterdir()):
         if path.is_dir() and path.name not in models:
             yield Finding("error", path.name, "The profile has no model of this name", "Move it out of the repository.")
