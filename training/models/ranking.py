@@ -17,6 +17,7 @@ from training.models.distill import STUDENT, Lesson
 from training.models.item_statistics import StatisticsSettings
 from training.models.parity import Parity
 from training.models.ranking_data import (
+    ItemSlots,
     Requests,
     Retrieve,
     fit_item_statistics,
@@ -85,6 +86,11 @@ class Ranking:
     reranker: Reranker
     statistics: ItemStatistics
     sample: Requests
+
+    @property
+    def items(self) -> ItemSlots:
+        """Return the catalogue as it is served."""
+        return self.sample.items
 
 
 @dataclass(frozen=True)
@@ -246,5 +252,5 @@ def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, featu
     index, sample = features.items, ranking.sample
     rank = SavedStage(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample))
     lists = Lists.of(sample, compute_rank_scores(ranking.ranker, sample), ranking.reranker.list_length)
-    vectors = join_item_vectors(ranking.ranker.model, sample.items)
+    vectors = join_item_vectors(ranking.ranker.model, ranking.items)
     return rank, SavedStage(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))
