@@ -28,8 +28,9 @@ from tests.lanes import LANES, OUTCOMES, LaneResult
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisServer
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; perf/ measures speed
-hypothesis.settings.load_profile("untimed")
+# No deadline, because a first example may compile, and perf/ measures speed. Each run draws other examples, so few suffice.
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=40)
+hypothesis.settings.load_profile("tests")
 
 # Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
 TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")

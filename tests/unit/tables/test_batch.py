@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.tables.store.batch import Batch
@@ -25,7 +25,6 @@ def batch_of(sent: list[tuple[int, list[int]]]) -> Batch:
 
 
 @given(messages, st.lists(st.integers(0, 6), min_size=3, max_size=3))
-@settings(max_examples=200, deadline=None)
 def test_a_level_takes_what_is_beyond_its_place(sent, had):
     batch, reached = batch_of(sent), LogPosition.at(dict(enumerate(had)))
     rows = zip(batch.partitions.tolist(), batch.offsets.tolist(), batch.vectors[:, 0].tolist(), strict=True)
@@ -35,7 +34,6 @@ def test_a_level_takes_what_is_beyond_its_place(sent, had):
 
 
 @given(messages)
-@settings(max_examples=200, deadline=None)
 def test_the_last_row_of_each_key_stays(sent):
     batch = batch_of(sent)
     latest = batch.latest
@@ -45,7 +43,6 @@ def test_the_last_row_of_each_key_stays(sent):
 
 
 @given(messages, st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
 def test_parts_are_the_whole_and_cut_no_message(sent, most_rows):
     batch = batch_of(sent)
     parts = list(batch.split(most_rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import TypingError
 
@@ -85,7 +85,6 @@ keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), m
 
 @pytest.mark.parametrize("row_format", FORMATS)
 @given(held=st.lists(st.integers(0, 125), min_size=3, max_size=100, unique=True), asked=keys_asked)
-@settings(max_examples=40, deadline=None)
 def test_a_cached_table_reads_what_numpy_reads(row_format, held, asked):
     codec = RowCodec(row_format, 11)
     (table, memory), keys = cached(codec, 64, np.array(held, np.int64)), np.array(asked, np.int64)

@@ -53,7 +53,7 @@ def test_exact_mode_is_a_dictionary_bit_for_bit(shape, below, row_format, source
     twin = DictionaryTwin(rows, row_format, 0.5)
 
     @given(requests=st.lists(st.lists(st.integers(-3, ROWS + 3).filter(lambda key: key != -1), max_size=60), max_size=4))
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def check(requests):
         for keys in requests:
             keys = np.array(keys, np.int64)

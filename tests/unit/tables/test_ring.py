@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.tables.store.memory import PrivateBlock
@@ -24,7 +24,6 @@ def rows_of(versions: list[int]) -> np.ndarray:
 
 
 @given(batches=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=8), position=st.integers(0, 200))
-@settings(max_examples=200, deadline=None)
 def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batches, position):
     ring, published = ring_of(), list[int]()
     for keys in batches:

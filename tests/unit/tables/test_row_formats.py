@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -31,7 +31,6 @@ def decode_slowly(codec: RowCodec, stored: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("row_format", ["int8", "int4"])
 @given(vectors=rows)
-@settings(max_examples=60, deadline=None)
 def test_decoding_equals_the_twin_bit_for_bit(row_format, vectors):
     codec = RowCodec(row_format, vectors.shape[1])
     stored = codec.encode(vectors)
@@ -54,7 +53,6 @@ def error_bound(row_format: str, vectors: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("row_format", FORMATS)
 @given(vectors=rows | small_rows)
-@settings(max_examples=100, deadline=None)
 def test_no_value_is_further_off_than_promised(row_format, vectors):
     codec = RowCodec(row_format, vectors.shape[1])
     error = np.abs(codec.round_rows(vectors).astype(np.float64) - vectors)

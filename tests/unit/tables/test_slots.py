@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.tables.store import cached_table, complete_table, marks, slots
@@ -79,7 +79,6 @@ writes = st.lists(st.lists(st.integers(0, N_KEYS - 1), min_size=1, max_size=20),
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batches=writes, asked=st.lists(st.integers(-5, N_KEYS + 5), max_size=40))
-@settings(max_examples=60, deadline=None)
 def test_a_table_with_room_is_a_dictionary(kind, batches, asked):
     table, twin = table_of(kind), {}
     for version, keys in enumerate(batches):
@@ -95,7 +94,6 @@ def test_a_table_with_room_is_a_dictionary(kind, batches, asked):
 
 
 @given(batches=writes)
-@settings(max_examples=60, deadline=None)
 def test_a_full_table_forgets_rows_but_never_mixes_them_up(batches):
     table, latest = table_of("cached", capacity=2 * WAYS), {}
     for version, keys in enumerate(batches):
@@ -110,7 +108,6 @@ def test_a_full_table_forgets_rows_but_never_mixes_them_up(batches):
 
 
 @given(keys=st.lists(st.integers(-(2**63), 2**63 - 2).filter(lambda key: key != -1), max_size=50, unique=True))
-@settings(max_examples=60, deadline=None)
 def test_any_int64_key_but_the_reserved_ones(keys):
     table = table_of("cached")
     keys = np.array(keys, np.int64)

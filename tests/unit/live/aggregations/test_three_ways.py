@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.live.aggregations import (
@@ -122,7 +122,6 @@ def test_the_three_computations_agree_at_the_edges(log):
     assert_agreement(log, [(log[-1].time_ms, log[-1].sequence), (log[-1].time_ms, log[-1].sequence + 1)], 1, 10)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_three_computations_agree(data):
     log = data.draw(logs())
@@ -162,7 +161,6 @@ def columns_of(aggregations):
     return [(column, aggregation) for column, (_, aggregation) in enumerate(names)]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_how_a_log_is_cut_into_batches_changes_nothing(data):
     log = data.draw(logs())
