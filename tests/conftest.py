@@ -17,20 +17,18 @@ import gc
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
 from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
-from tests.unit.tables.kafka_broker import MockBroker
-from tests.unit.tables.redis_server import RedisServer
 
-# No deadline, because a first example may compile, and perf/ measures speed. Each run draws other examples, so few suffice.
-hypothesis.settings.register_profile("tests", deadline=None, max_examples=40)
-hypothesis.settings.load_profile("tests")
+if TYPE_CHECKING:
+    from tests.unit.tables.kafka_broker import MockBroker
+    from tests.unit.tables.redis_server import RedisServer
 
 # Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
 TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")
@@ -148,6 +146,8 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture
 def broker() -> Iterator[MockBroker]:
+    from tests.unit.tables.kafka_broker import MockBroker
+
     broker = MockBroker()
     yield broker
     broker.stop()
@@ -158,6 +158,8 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
     """Yield a Redis that tests share, because each start takes two seconds. Use names of your own, or `empty_redis`."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    from tests.unit.tables.redis_server import RedisServer
+
     server = RedisServer(tmp_path_factory.mktemp("redis") / "shared")
     yield server
     server.stop()

@@ -82,16 +82,20 @@ def test_an_experiment_that_ended_says_why(repo, door):
     assert len(told["arms"]) == 2
 
 
-def test_an_answer_is_kept_for_some_seconds(repo):
+def test_an_answer_is_kept_for_some_seconds(repo, monkeypatch, tmp_path):
+    told = tmp_path / "told"
+    (tmp_path / "trials.py").write_text(f"print(open({str(told)!r}).read())")
+    monkeypatch.setattr(progress, "PROJECT", tmp_path)
     seconds = iter([0.0, 0.0, KEPT_S, KEPT_S + 1, KEPT_S + 1])
     reports = LogReports(repo, "progress", now=lambda: next(seconds))
 
     async def ask_three_times() -> list[str]:
+        told.write_text("old")
         first = await reports.read_latest()
-        start(repo)
-        return [json.loads(told)["decision"] for told in (first, await reports.read_latest(), await reports.read_latest())]
+        told.write_text("new")
+        return [report.decode().strip() for report in (first, await reports.read_latest(), await reports.read_latest())]
 
-    assert asyncio.run(ask_three_times()) == ["no experiment was started"] * 2 + ["no decision yet"]
+    assert asyncio.run(ask_three_times()) == ["old", "old", "new"]
 
 
 def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):

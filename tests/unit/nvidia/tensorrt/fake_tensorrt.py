@@ -13,8 +13,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 API: dict[str, dict[str, bool | int | None]] = json.loads((Path(__file__).parent / "api.json").read_text())
 VERSIONS = tuple(API["Logger.WARNING"])
 FLOAT, HALF, INT64 = "float32", "float16", "int64"
@@ -173,6 +171,8 @@ class Parser(OfModule):
         if not self.fake_network.fake_explicit:
             self.fake_errors.append("the network must be created with EXPLICIT_BATCH")
             return False
+        import onnx  # takes longer than everything else that a process of a test does, and only builds need it
+
         try:
             self.fake_network.fake_graph = onnx.load_model_from_string(model).graph
         except Exception as error:
