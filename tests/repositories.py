@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, load_manifest, write_manifest
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 
 PROJECT = Path(__file__).parents[1]
@@ -22,7 +23,6 @@ CACHE = PROJECT / ".run" / "test-repositories"
 SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
 TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
 KEPT_DIGESTS = 2
-UNCHANGED = ("*/*/serving", "*/warmup", "*/*/content", "*/*/*/content")  # most files; no test changes them
 SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
 # A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
 SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
@@ -92,13 +92,21 @@ def small_repository() -> Path:
     return shared_folder("small", build) / "repository"
 
 
+def lean_repository() -> Path:
+    """Return `small_repository` as `remove_code` leaves it: a sixth of the files, for tests that start no tritonserver."""
+
+    def build(folder: Path) -> None:
+        remove_code(Path(shutil.copytree(small_repository(), folder / "repository")))
+
+    return shared_folder("small-lean", build) / "repository"
+
+
 def small_fused_repository() -> Path:
     """Return the models of `small_repository` in one process, which starts in a third of the time of the four."""
 
     def build(folder: Path) -> None:
         from export.relayout import relayout
         from repository.registry import read_manifest
-        from serving.contract.artifacts import write_manifest
 
         source = copy_small_repository(folder / "source")
         facts = {name: fact for name, fact in read_manifest(source, 1).items() if name not in ("schema", "files")}
@@ -139,9 +147,20 @@ def copy_small_repository(folder: Path) -> Path:
     return copy_to_change(small_repository(), folder)
 
 
-def link_small_repository(folder: Path) -> Path:
-    """Return a copy of `small_repository` in `folder` as `link_code` makes it."""
-    return link_code(small_repository(), folder)
+def copy_lean_repository(folder: Path) -> Path:
+    """Return a copy of `lean_repository` in `folder`, which its user may change."""
+    return Path(shutil.copytree(lean_repository(), folder, copy_function=shutil.copyfile))
+
+
+def remove_code(repository: Path) -> None:
+    """Remove the code that the models of generation 1 carry, and leave it out of their manifests."""
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        folder = repository / model / "1"
+        shutil.rmtree(folder / "serving")
+        facts = {name: fact for name, fact in load_manifest(folder).items() if name not in ("schema", "files")}
+        if model == ENSEMBLE:
+            facts["stages"] = {name: compute_sha256(repository / name / "1" / MANIFEST_FILE) for name in facts["stages"]}
+        write_manifest(folder, **facts)
 
 
 def copy_generation(repo: Path) -> None:
@@ -177,15 +196,6 @@ def copy_to_change(repository: Path, target: Path) -> Path:
             shutil.copy2(source, copied)
 
     return Path(shutil.copytree(repository, target, copy_function=link_code))
-
-
-def link_code(repository: Path, target: Path) -> Path:
-    """Copy a repository, but link its UNCHANGED folders. No manifest of it is valid."""
-    names = {Path(pattern).name for pattern in UNCHANGED}
-    shutil.copytree(repository, target, ignore=lambda _, inside: names & set(inside), copy_function=shutil.copy)
-    for folder in (folder for pattern in UNCHANGED for folder in repository.glob(pattern)):
-        (target / folder.relative_to(repository)).symlink_to(folder)
-    return target
 
 
 def restore_copy(copy: Path, repository: Path) -> None:

@@ -40,7 +40,7 @@ from serving.contract.tensors import (
     make_stage_specs,
 )
 from tests.clocks import PatientClock
-from tests.repositories import copy_small_repository, copy_to_change
+from tests.repositories import copy_lean_repository, copy_to_change
 from tests.unit.publishing import AXES, SERVING, publish_once, recorded
 
 
@@ -369,7 +369,7 @@ def test_warm_up_files_that_are_not_whole_are_written_again_and_no_other(publish
 
 
 def test_files_that_were_changed_with_their_manifest_are_not_published_again(tmp_path):
-    source = copy_small_repository(tmp_path / "source")
+    source = copy_lean_repository(tmp_path / "source")
     folder = source / "rank" / "1"
     (folder / MANIFEST_FILE).chmod(0o644)
     (folder / "stage.json").chmod(0o644)

@@ -11,7 +11,7 @@ import pytest
 from experiments import stage_faults
 from experiments.shop_faults import STAGE_FAULTS, begin_fault, break_stage
 from serving.contract.artifacts import verify_manifest
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_lean_repository
 
 RANKED = {"candidate_ids": np.array([[7, 8, -1]]), "user_id": np.array([[3]])}
 
@@ -24,7 +24,7 @@ def broken(tmp_path, monkeypatch) -> tuple[Path, type]:
         def __call__(self, inputs):
             return {"rank_scores": np.array([[2.0, 1.0, -9.0]])}
 
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     break_stage(repo, 1, "ranks reversed")
     folder = repo / "rank" / "1"
     verify_manifest(folder)

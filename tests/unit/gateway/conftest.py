@@ -12,7 +12,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_lean_repository
 from triton_recommender.testing import AsyncFakeRecommender
 
 ITEMS = [3, 1, 2]
@@ -44,7 +44,7 @@ class Gateway:
 @pytest.fixture(scope="session")
 def repo(tmp_path_factory) -> Path:
     """A copy: a live store, which some tests make, lies beside it."""
-    return copy_small_repository(tmp_path_factory.mktemp("shop") / "repository")
+    return copy_lean_repository(tmp_path_factory.mktemp("shop") / "repository")
 
 
 @pytest.fixture

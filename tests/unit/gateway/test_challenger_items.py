@@ -8,7 +8,7 @@ import pytest
 from repository.experiments import start_experiment
 from serving.contract.ids import stable_id
 from serving.live.experiment import Experiment, Mode
-from tests.repositories import copy_generation, copy_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 
 NEW, OLD = stable_id("new"), 4
@@ -22,7 +22,7 @@ def mode(request) -> Mode:
 @pytest.fixture
 def door(tmp_path, mode) -> Gateway:
     """Generation 2 is that of a later log, with an item more; ids are text."""
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     for generation in (1, 2):
         folder = repo / "recommend" / str(generation)

@@ -22,7 +22,7 @@ from serving.contract.tensors import UPSERT
 from serving.live.store import DATA_FILE, find_live_folder
 from serving.stages.live.models import Upsert
 from serving.stages.rules.applied import CURRENT_FILE
-from tests.repositories import copy_generation, copy_small_repository, copy_to_change, small_repository
+from tests.repositories import copy_generation, copy_lean_repository, copy_to_change, small_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Recommendations, Unavailable
 
@@ -36,7 +36,7 @@ def fail(_query):
 @pytest.fixture
 def door(tmp_path) -> Gateway:
     """A gateway of a repository of its own, whose server is gone."""
-    return Gateway(copy_small_repository(tmp_path / "repository"), fail)
+    return Gateway(copy_lean_repository(tmp_path / "repository"), fail)
 
 
 @pytest.fixture

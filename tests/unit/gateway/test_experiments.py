@@ -25,7 +25,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import RulesConfig
-from tests.repositories import copy_small_repository, link_small_repository, small_repository
+from tests.repositories import copy_lean_repository, small_repository
 from tests.server.test_publication import with_rules
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import InvalidRequest, ServerFault, StageDied, Unavailable
@@ -74,7 +74,7 @@ class Tried:
 
 @pytest.fixture
 def tried(tmp_path) -> Tried:
-    return Tried(link_small_repository(tmp_path / "shop"))
+    return Tried(copy_lean_repository(tmp_path / "shop"))
 
 
 def ids(answer: dict) -> list[int]:
@@ -85,7 +85,7 @@ def ids(answer: dict) -> list[int]:
 def two_generations(tmp_path_factory) -> tuple[Tried, int]:
     """A gateway of a repository with two generations, and the item that heads everybody's list in the first one only."""
     folder = tmp_path_factory.mktemp("compared")
-    repo = copy_small_repository(folder / "shop")
+    repo = copy_lean_repository(folder / "shop")
     item = int(Pipeline.load(repo).recommend([int(USERS[0])])["item_ids"][0, 0])
     relayout(with_rules(small_repository(), folder / "other", RulesConfig(blocked_items=(item,))), repo, "ensemble")
     pin(repo, 1)
@@ -188,7 +188,7 @@ def test_users_are_answered_by_their_generation_again_and_again(tried):
 
 
 def test_the_champions_reasons_are_not_given_for_a_challengers_items(tmp_path):
-    tried = Tried(copy_small_repository(tmp_path / "shop"), deadline_ms=60_000)
+    tried = Tried(copy_lean_repository(tmp_path / "shop"), deadline_ms=60_000)
     experiment = tried.start(share=0.5)
     for user, answer in tried.ask(reasons="true").items():
         enrolled = experiment.enrols(int(user))
@@ -292,7 +292,7 @@ def test_a_challenger_that_fails_is_replaced_by_the_champion_and_the_log_keeps_i
     def fail(query):
         raise fault
 
-    tried = Tried(link_small_repository(tmp_path / "shop"), fail)
+    tried = Tried(copy_lean_repository(tmp_path / "shop"), fail)
     tried.start(share=1.0)
     answers = tried.ask()
     assert {tuple(ids(answer)) for answer in answers.values()} == {tuple(CHAMPIONS)}
@@ -306,7 +306,7 @@ def test_a_challenger_that_is_not_loaded_costs_no_answer(tried):
 
 
 def test_a_tester_chooses_the_generation_and_is_in_no_experiment_nor_in_the_log(tmp_path):
-    tried = Tried(link_small_repository(tmp_path / "shop"), exposure_share=1.0)
+    tried = Tried(copy_lean_repository(tmp_path / "shop"), exposure_share=1.0)
     tried.start(share=0.5)
     for generation, items in ((1, CHAMPIONS), (2, CHALLENGERS)):
         answers = tried.ask(generation=generation)
@@ -343,7 +343,7 @@ def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
     def fail(query):
         raise ServerFault("broken")
 
-    tried = Tried(link_small_repository(tmp_path / "shop"), fail)
+    tried = Tried(copy_lean_repository(tmp_path / "shop"), fail)
     tried.start(share=1.0, mode="shadow")
     assert {tuple(answer["degraded"]) for answer in tried.ask().values()} == {()}
     assert {tuple(row["degraded"]) for row in tried.log if row["arm"] == "shadow"} == {("challenger",)}
@@ -353,7 +353,7 @@ def test_a_request_that_a_shadow_refuses_does_not_count_against_it(tmp_path, cap
     def refuse(query):
         raise InvalidRequest("no such column")
 
-    tried = Tried(link_small_repository(tmp_path / "shop"), refuse)
+    tried = Tried(copy_lean_repository(tmp_path / "shop"), refuse)
     tried.start(share=1.0, mode="shadow")
     tried.ask()
     gc.collect()  # an exception that nobody handled is logged when its task goes
@@ -380,7 +380,7 @@ def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_p
     def fail(query):
         raise ServerFault("broken")
 
-    tried = Tried(link_small_repository(tmp_path / "shop"), fail)
+    tried = Tried(copy_lean_repository(tmp_path / "shop"), fail)
     tried.start(share=1.0, mode="interleave")
     [answer] = tried.ask(["7"]).values()
     assert (ids(answer), answer["degraded"]) == (CHAMPIONS, ["challenger"])

@@ -9,7 +9,7 @@ import pytest
 
 from live.exposures import read_exposures
 from repository.experiments import find_experiment_folder
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Recommendations, Sources, Unavailable
 from triton_recommender.tensors import RECOMMEND
@@ -34,7 +34,7 @@ def logged(door: Gateway, column: str = "propensities", **params) -> list[float 
 
 @pytest.fixture
 def door(tmp_path) -> Gateway:
-    return Gateway(link_small_repository(tmp_path / "repository"), draw, exposure_share=1.0)
+    return Gateway(copy_lean_repository(tmp_path / "repository"), draw, exposure_share=1.0)
 
 
 def test_propensities_are_logged_as_the_server_states_them(door):
@@ -62,7 +62,7 @@ def test_popular_items_are_certain(tmp_path, column, expected):
     def fail(_query):
         raise Unavailable("away")
 
-    door = Gateway(link_small_repository(tmp_path / "repository"), fail, exposure_share=1.0)
+    door = Gateway(copy_lean_repository(tmp_path / "repository"), fail, exposure_share=1.0)
     assert logged(door, column, k=3) == expected
 
 

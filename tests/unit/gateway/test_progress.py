@@ -17,13 +17,13 @@ from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from serving.contract.errors import DependencyError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    return link_small_repository(tmp_path / "shop")
+    return copy_lean_repository(tmp_path / "shop")
 
 
 @pytest.fixture

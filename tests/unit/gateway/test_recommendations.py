@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from gateway import schema
 from live.exposures import read_exposures
 from serving.live.store import find_live_folder
-from tests.repositories import copy_generation, copy_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
 from triton_recommender.ids import session_id
@@ -371,7 +371,7 @@ def test_a_generation_that_could_not_be_read_is_tried_again(tmp_path, monkeypatc
     def fail(query):
         raise Unavailable("gone")
 
-    door = Gateway(copy_small_repository(tmp_path / "repository"))
+    door = Gateway(copy_lean_repository(tmp_path / "repository"))
     door.shop.server.served_generation, answer = 2, door.shop.server.handler
 
     def list_popular() -> list[int]:

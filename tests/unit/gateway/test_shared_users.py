@@ -15,7 +15,7 @@ from serving.live.layout import Layout
 from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.live.batches import KINDS, purchase
 from tests.unit.tables.redis_server import RedisServer
@@ -32,7 +32,7 @@ def redis(tmp_path) -> Iterator[RedisServer]:
 
 
 def test_a_redis_that_hangs_holds_up_no_other_request(tmp_path, redis):
-    repo = copy_small_repository(tmp_path / "repository")
+    repo = copy_lean_repository(tmp_path / "repository")
     stage = repo / "preprocess" / "1" / "stage.json"
     stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": "shop"}))
     answered: list[str] = []
@@ -56,7 +56,7 @@ def test_a_redis_that_hangs_holds_up_no_other_request(tmp_path, redis):
 
 
 def test_users_and_visitors_of_another_machine_are_known(tmp_path, redis):
-    repo = copy_small_repository(tmp_path / "repository")
+    repo = copy_lean_repository(tmp_path / "repository")
     stage = repo / "preprocess" / "1" / "stage.json"
     stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": "shop"}))
     shop = read_stage(stage.parent).shop

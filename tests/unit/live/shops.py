@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.repositories import shared_folder
+from tests.repositories import remove_code, shared_folder
 from tests.unit.small_shops import PRICE, TOML, export, shop
 
 N_ITEMS = 60
@@ -23,6 +23,6 @@ def repository_with_kinds() -> Path:
         rows = [f"{item},{item},{KINDS[item % 3]} number {item},{KINDS[item % 3]}" for item in range(1, N_ITEMS + 1)]
         (folder / "data" / "items.csv").write_text("\n".join(["sku,unit_price,name,kind", *rows, ""]))
         live = {"new_item_share": 1.0, "new_items": 8}
-        export(folder, load_dataset(folder / "data"), live=live, rules={"price_cap": 50.0})
+        remove_code(export(folder, load_dataset(folder / "data"), live=live, rules={"price_cap": 50.0}))
 
     return shared_folder("live", build) / "repository"

@@ -11,7 +11,7 @@ from repository.registry import read_acts
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, hash_share, read_experiment
 from tests.present import present
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 
 USERS = range(20_000)
 PLACES = {7: 0.7489131948, 17850: 0.6972319672, -5: 0.4027470453}  # of experiment "spring": vectors for other languages
@@ -72,7 +72,7 @@ def test_what_is_no_experiment_is_refused(wrong):
 
 
 def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_path):
-    repo = link_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     followed = FollowedExperiment(find_experiment_folder(repo))
     assert followed.read_current() is None
     begun = start_experiment(repo, spring(share=0.1))
@@ -91,7 +91,7 @@ def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_
 
 
 def test_the_name_of_an_experiment_that_ended_is_not_used_again(tmp_path):
-    repo = link_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     start_experiment(repo, spring())
     ended = end_experiment(repo, "p99 is 90 ms", state="rolled back")
     with pytest.raises(ConfigError, match=r"There was an experiment 'spring' before, .* Choose another"):
@@ -104,7 +104,7 @@ def test_the_name_of_an_experiment_that_ended_is_not_used_again(tmp_path):
 
 
 def test_every_pod_of_a_cluster_starts_the_same_experiment_until_it_ends(tmp_path):
-    repo = link_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     file = find_experiment_folder(repo) / EXPERIMENT_FILE
     start_experiment(repo, spring(share=0.1))
     change_share(repo, 0.2)
@@ -120,7 +120,7 @@ def test_every_pod_of_a_cluster_starts_the_same_experiment_until_it_ends(tmp_pat
 
 
 def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
-    repo = link_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     judged = start_experiment(repo, spring(share=0.1))
     changed = change_share(repo, 0.2)
     with pytest.raises(ConfigError, match="was changed while it was judged"):
@@ -130,14 +130,14 @@ def test_what_was_changed_while_it_was_judged_goes_on(tmp_path):
 
 
 def test_a_file_of_a_newer_version_is_read(tmp_path):
-    folder = find_experiment_folder(link_small_repository(tmp_path / "shop"))
+    folder = find_experiment_folder(copy_lean_repository(tmp_path / "shop"))
     folder.mkdir(parents=True)
     (folder / EXPERIMENT_FILE).write_text(spring().write_text().replace("{", '{"colour": "red",', 1))
     assert read_experiment(folder) == spring()
 
 
 def test_two_experiments_do_not_run_at_once(tmp_path):
-    repo = link_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     begun = start_experiment(repo, spring())
     for other in (spring(name="autumn"), spring(mode="interleave"), spring()):
         with pytest.raises(ConfigError, match="'spring' runs already"):

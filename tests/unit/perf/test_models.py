@@ -14,7 +14,7 @@ from perf import cli
 from perf.models import read_bounds
 from serving.contract.artifacts import find_stage_folder, read_stage, write_manifest
 from serving.contract.errors import ConfigError
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_lean_repository
 from training.models.sequence import SequenceModel, SequenceShape
 from training.retrieval.save import save_sequence
 
@@ -27,7 +27,7 @@ EVERY_MODEL = [*sorted(NETWORKS | SOURCES), *(RANKER + value for value in ("none
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
     """The small repository, whose candidates come from an untrained sequence network too, and from a made-up graph model."""
-    repository = copy_small_repository(tmp_path_factory.mktemp("models") / "repository")
+    repository = copy_lean_repository(tmp_path_factory.mktemp("models") / "repository")
     folder = find_stage_folder(repository, "retrieve", 1)
     info, vectors = read_stage(folder), np.load(folder / "item_vectors.npy")
     model = SequenceModel(len(vectors), SHAPE).eval()

@@ -27,7 +27,7 @@ from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import copy_generation, copy_small_fused_repository, copy_small_repository
+from tests.repositories import copy_generation, copy_lean_repository, copy_small_fused_repository
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 
@@ -37,7 +37,7 @@ WRITES = "import sys; file = open(sys.argv[1], 'r+b'); file.write(b'changed!!')"
 @pytest.fixture
 def state(tmp_path) -> ServerState:
     """The state of a server that does not run, whose repository has two generations."""
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     copy_generation(repo)
     return ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
 
@@ -223,7 +223,7 @@ def test_an_experiment_is_followed_once_the_repository_can_be_read(state):
 @pytest.mark.parametrize("layout", ["ensemble", "fused"])
 def test_a_start_leaves_out_a_challenger_whose_generation_was_removed(tmp_path, layout, runs):
     """In the fused layout, no command could read the repository any more. runs: whether its experiment has begun"""
-    repo = (copy_small_repository if layout == "ensemble" else copy_small_fused_repository)(tmp_path / "repo")
+    repo = (copy_lean_repository if layout == "ensemble" else copy_small_fused_repository)(tmp_path / "repo")
     shutil.copytree(repo / ENSEMBLE / "1", repo / ENSEMBLE / "2")
     write_challenger(repo, 2)
     assert drop_missing_challenger(repo) == ""

@@ -18,7 +18,7 @@ from server.state import ServerState
 from serving.contract.errors import RecommenderError, ServerError
 from serving.live.layout import Layout
 from serving.live.writer import Writer
-from tests.repositories import copy_small_repository, link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
 from tests.unit.live.batches import KINDS, purchase
@@ -55,7 +55,7 @@ def test_the_only_running_server_is_moved(run_dir):
 
 @pytest.mark.parametrize("command", ["status", "diagnose"])
 def test_a_disk_of_the_live_store_that_is_nearly_full_is_told(run_dir, monkeypatch, command):
-    repo = link_small_repository(run_dir / "repo")
+    repo = copy_lean_repository(run_dir / "repo")
     (store := run_dir / "repo.live").mkdir()
     with run_tagged(tag := draw_tag()) as server:
         state = ServerState(server.pid, tag, repo, run_dir / "log", find_free_ports())
@@ -87,14 +87,14 @@ def ask_about_clock(run_dir: Path, repo: Path) -> bool:
 
 @pytest.mark.parametrize(("hours", "warns"), [(23, False), (25, True)])
 def test_a_live_store_that_is_ahead_of_the_clock_is_told(run_dir, hours, warns):
-    repo, later_ms = link_small_repository(run_dir / "repo"), round(1_000 * (time.time() + 3_600 * hours))
+    repo, later_ms = copy_lean_repository(run_dir / "repo"), round(1_000 * (time.time() + 3_600 * hours))
     with closing(Writer(run_dir / "repo.live", Layout(), KINDS.names, now_ms=lambda: later_ms)) as writer:
         writer.append(purchase(1, 2, later_ms))
         assert ask_about_clock(run_dir, repo) == warns
 
 
 def test_a_generation_whose_log_is_ahead_of_the_clock_is_told(run_dir):
-    repo = copy_small_repository(run_dir / "repo")
+    repo = copy_lean_repository(run_dir / "repo")
     path = repo / "retrieve" / "1" / "stage.json"
     stage = json.loads(path.read_text())
     stage["settings"]["as_of_s"] = int(time.time()) + 100_000

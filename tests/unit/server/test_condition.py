@@ -9,7 +9,7 @@ import psutil
 
 from server.condition import ask, describe_network_disk
 from serving.contract.tensors import PROBE_USER_ID
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.clients.grpc_double import GrpcDouble
 
 Mount = namedtuple("Mount", "mountpoint fstype")
@@ -26,7 +26,7 @@ def test_the_question_is_of_no_user_of_the_shop():
 
 
 def test_a_live_store_on_a_network_file_system_is_told(tmp_path, monkeypatch):
-    repo, mounts = link_small_repository(tmp_path / "repo"), [Mount("/", "ext4"), Mount("/elsewhere", "nfs4")]
+    repo, mounts = copy_lean_repository(tmp_path / "repo"), [Mount("/", "ext4"), Mount("/elsewhere", "nfs4")]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     assert describe_network_disk(repo) == ""
     mounts.append(Mount(str(tmp_path), "nfs4"))

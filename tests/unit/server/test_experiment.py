@@ -21,14 +21,14 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import copy_generation, copy_small_repository, link_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
 
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    return link_small_repository(tmp_path / "shop")
+    return copy_lean_repository(tmp_path / "shop")
 
 
 def run(repo: Path, *words: str) -> str:
@@ -92,7 +92,7 @@ def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
 
 @pytest.mark.parametrize("pinned", [1, 2])
 def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(tmp_path, monkeypatch, pinned):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     monkeypatch.setattr(server_experiment, "RUN_DIR", tmp_path)
     with run_tagged(tag := draw_tag()) as process:
@@ -131,7 +131,7 @@ def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
 
 def test_a_challenger_of_another_data_set_is_refused(tmp_path):
     """Its answers would name another shop's items, and live events of this one would be missing in them."""
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     refuse_other_shop(repo, 1, 2)
     folder = find_stage_folder(repo, "preprocess", 2)

@@ -16,7 +16,7 @@ from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.tags import draw_tag
 from tests.waiting import until
 
@@ -25,7 +25,7 @@ FAILED = 30  # answers, of the challenger
 
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
-    repo = link_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
     yield state
     control.stop_server(state, tmp_path)

@@ -26,7 +26,7 @@ from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ServerError
 from serving.live.store import DATA_FILE, find_live_folder
 from tests.present import present
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
@@ -134,7 +134,7 @@ def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tm
 def test_a_server_that_is_stopped_while_its_gateway_starts_is_no_failure_of_the_gateway(tmp_path, start, optional):
     ports = find_free_ports()
     path, options = make_state_path(tmp_path, ports.grpc), {"gateway_port": find_free_port(), "gateway_optional": optional}
-    starting = start(link_small_repository(tmp_path / "repo"), ports, unsupervised=False, **options)
+    starting = start(copy_lean_repository(tmp_path / "repo"), ports, unsupervised=False, **options)
     until(lambda: (state := read_state(path)) is not None and list_gateways(state.tag))
     state = present(read_state(path))
     stop_server(state, tmp_path)
@@ -144,7 +144,7 @@ def test_a_server_that_is_stopped_while_its_gateway_starts_is_no_failure_of_the_
 
 
 def test_status_tells_of_a_live_store_that_was_moved_or_removed_under_the_server(tmp_path):
-    repo, program, tag = link_small_repository(tmp_path / "repo"), tmp_path / "tritonserver", draw_tag()
+    repo, program, tag = copy_lean_repository(tmp_path / "repo"), tmp_path / "tritonserver", draw_tag()
     store = find_live_folder(repo) / DATA_FILE
     store.parent.mkdir()
     store.write_bytes(b"events")

@@ -18,7 +18,7 @@ from serving.contract.tensors import OBSERVE
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from serving.stages.live.models import Observe
-from tests.repositories import link_code
+from tests.repositories import copy_to_change
 from tests.tags import draw_tag
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.tables.kafka_broker import MockBroker
@@ -29,7 +29,7 @@ TOPIC = "shop-events"
 
 @pytest.fixture
 def state(tmp_path) -> Iterator[ServerState]:
-    repo = link_code(repository_with_kinds(), tmp_path / "repo")
+    repo = copy_to_change(repository_with_kinds(), tmp_path / "repo")
     Observe.load(find_stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
     yield state

@@ -30,7 +30,7 @@ from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.clocks import PatientClock
 from tests.present import present
-from tests.repositories import copy_generation, copy_small_repository, describe_entries
+from tests.repositories import copy_generation, copy_lean_repository, describe_entries
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 from tests.unit.server.unwritable import make_unwritable
@@ -39,7 +39,7 @@ from tests.unit.server.unwritable import make_unwritable
 @pytest.fixture
 def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
     """The saved state of a double of a server that answers with generation 1; generation 2 is published beside it."""
-    repo, ports = copy_small_repository(tmp_path / "repo"), find_free_ports()
+    repo, ports = copy_lean_repository(tmp_path / "repo"), find_free_ports()
     copy_generation(repo)
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", ports, {"follow_pin": True}, generation=1)
     state.save(tmp_path)

@@ -18,7 +18,7 @@ from server.state import ServerState, make_state_path, read_state
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import copy_generation, link_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble, accept
 
@@ -26,7 +26,7 @@ from tests.triton_double import TritonDouble, accept
 @pytest.fixture
 def state(tmp_path) -> ServerState:
     """The state of a server that does not run, and answered with generation 1."""
-    repo = link_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     return ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
 
 

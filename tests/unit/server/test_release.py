@@ -16,7 +16,7 @@ from server.state import ServerState
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, STAGES
 from serving.live.experiment import Experiment
-from tests.repositories import copy_generation, copy_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 
@@ -24,7 +24,7 @@ from tests.triton_double import TritonDouble
 @pytest.fixture
 def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
     """A double of a server that serves generation 1, and 2 as the challenger of an experiment."""
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     copy_generation(repo)
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", find_free_ports(), generation=1)
     double = TritonDouble(repo, state.ports.grpc)

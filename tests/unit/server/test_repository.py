@@ -20,7 +20,7 @@ from serving.contract.artifacts import write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from tests.clocks import PatientClock
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_lean_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
@@ -81,7 +81,7 @@ def test_a_path_that_no_model_starts_from(tmp_path, name):
 
 
 def test_a_server_does_not_start_on_files_that_were_changed_with_their_manifest(tmp_path):
-    repo = copy_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     folder = repo / "rank" / "1"
     (folder / "manifest.json").chmod(0o644)
     (folder / "stage.json").chmod(0o644)

@@ -24,7 +24,7 @@ from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.present import present
-from tests.repositories import copy_generation, link_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
@@ -41,7 +41,7 @@ time.sleep(600)
 @pytest.fixture
 def repo(tmp_path, monkeypatch, sleeping) -> Iterator[Path]:
     """A repository of two generations with a running server that holds a challenger; no experiment was ever started."""
-    repo = link_small_repository(tmp_path / "repo")
+    repo = copy_lean_repository(tmp_path / "repo")
     copy_generation(repo)
     write_challenger(repo, 2)
     monkeypatch.setattr(experiment, "RUN_DIR", tmp_path)

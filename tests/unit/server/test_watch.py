@@ -33,7 +33,7 @@ from server.watch import Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from tests.present import present
-from tests.repositories import copy_generation, copy_small_repository
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
 from tests.unit.server.unwritable import make_unwritable
@@ -141,7 +141,7 @@ def installed_double(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("installed_double")
 def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, capsys):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"gateway_url": "http://127.0.0.1:8080"})
     tables = find_tables_settings(repo, 1)
     tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
@@ -167,7 +167,7 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
 
 @pytest.mark.usefixtures("installed_double")
 def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_path):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     state = replace(state, repo=repo, generation=2, settings=SETTINGS)
     state.save(tmp_path)
@@ -181,7 +181,7 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
 
 @pytest.mark.usefixtures("installed_double")
 def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(state, tmp_path, capsys):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     pin(repo, 2)
     state = replace(state, repo=repo, generation=2, settings=SETTINGS | {"follow_pin": True})
@@ -213,7 +213,7 @@ def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(
 
 @pytest.mark.usefixtures("installed_double")
 def test_a_removed_repository_takes_the_server_out_of_service_until_it_is_back(state, tmp_path, capsys):
-    repo = copy_small_repository(tmp_path / "shop")
+    repo = copy_lean_repository(tmp_path / "shop")
     backup = shutil.copytree(repo, tmp_path / "backup")
     state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
     state.save(tmp_path)

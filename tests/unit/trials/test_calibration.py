@@ -12,7 +12,7 @@ import pytest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import find_experiment_folder
 from serving.contract.errors import ArtifactError
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.trials.logs import NOW_MS, events, exposures, observe
 from trials.calibration import (
     FILE,
@@ -87,7 +87,7 @@ def test_without_any_click_the_error_is_one():
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    return link_small_repository(tmp_path / "shop")
+    return copy_lean_repository(tmp_path / "shop")
 
 
 def show(repo: Path, first: int, count: int = WINDOW_ANSWERS, **changes) -> None:

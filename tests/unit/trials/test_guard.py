@@ -18,7 +18,7 @@ from repository.experiments import find_experiment_folder, find_running, start_e
 from repository.registry import read_acts
 from serving.live.experiment import DAY_MS, Experiment, read_experiment
 from tests.present import present
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.trials.logs import events, exposures, observe
 from trials.__main__ import MOST_FAILED_LOOKS, app
 from trials.feedback import join_feedback
@@ -32,7 +32,7 @@ ANSWERS = 400  # of each arm
 
 @pytest.fixture
 def repo(tmp_path) -> Path:
-    return link_small_repository(tmp_path / "shop")
+    return copy_lean_repository(tmp_path / "shop")
 
 
 def show(repo: Path, champions: int | None = None, answers: int = ANSWERS, **of_challenger) -> None:

@@ -16,7 +16,7 @@ from live.exposures import Exposure, ExposureLog
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from serving.contract.artifacts import find_stage_folder
 from serving.live.experiment import Experiment
-from tests.repositories import link_small_repository
+from tests.repositories import copy_lean_repository
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.trials.logs import events, exposures
 from trials.__main__ import app
@@ -200,7 +200,7 @@ def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(re
 
 
 def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
-    repo, now_ms = link_small_repository(tmp_path / "shop"), time.time_ns() // 1_000_000
+    repo, now_ms = copy_lean_repository(tmp_path / "shop"), time.time_ns() // 1_000_000
     log = ExposureLog(find_experiment_folder(repo), 1.0, keep_days=100, keep_bytes=1 << 30)
     for generation, days, shown in ((1, 10, 5), (1, 0, 3), (2, 10, 2), (2, 0, 4)):
         for number in range(shown):
