@@ -56,12 +56,12 @@ def first_generations(tmp_path_factory):
 @pytest.fixture
 def published(first_generations, tmp_path):
     """published(layout) -> a repository of its own with one generation."""
-    return lambda layout="ensemble": copy_to_change(first_generations[layout], tmp_path / "repo")
+    return lambda layout="fused": copy_to_change(first_generations[layout], tmp_path / "repo")
 
 
 def test_a_generation_is_whole_and_verified(tmp_path):
     repository = tmp_path / "repo"
-    assert publish_once(repository) == 1
+    assert publish_once(repository, layout="ensemble") == 1
     assert find_served_generation(repository) == 1
     facts = verify_manifest(repository / ENSEMBLE / "1")
     assert facts["dataset"] == "none"
@@ -78,7 +78,7 @@ def test_a_generation_is_whole_and_verified(tmp_path):
 
 
 def test_only_what_serves_is_published(published):
-    repository = published()
+    repository = published("ensemble")
     files_of = {name: set(verify_manifest(repository / name / "1")["files"]) for name in STAGES}
     for name, files in files_of.items():
         assert {stage for stage in STAGES if f"serving/stages/{stage}.py" in files} == {name}
@@ -189,11 +189,11 @@ def test_a_repository_that_is_a_mount_gets_further_generations_and_a_challenger(
     repository = tmp_path / "repo"
     assert publish_once(repository) == 1
     make_mount(repository, monkeypatch)
-    (repository / ENSEMBLE / ".staging" / "rank").mkdir(parents=True)  # of an interrupted publication
+    (repository / ENSEMBLE / ".staging" / "1").mkdir(parents=True)  # of an interrupted publication
     assert publish_once(repository) == 2
     write_challenger(repository, 1)
     assert read_challengers(repository) == (1,)
-    assert sorted(path.name for path in (repository / ENSEMBLE).iterdir()) == ["1", "2", CONFIG_FILE]
+    assert sorted(path.name for path in (repository / ENSEMBLE).iterdir()) == ["1", "2", CONFIG_FILE, "warmup"]
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["repo"]
 
 
@@ -209,39 +209,32 @@ def test_a_repository_that_cannot_be_written_is_refused_before_training(tmp_path
 def test_another_layout_is_refused(published):
     repository = published("fused")
     with pytest.raises(ExportError, match=r"laid out as 'fused', this generation as 'ensemble'.*another REPO"):
-        publish_once(repository)
+        publish_once(repository, layout="ensemble")
     assert find_served_generation(repository) == 1
 
 
-def test_importing_published_code_leaves_its_folder_as_it_was(published):
-    folder = published() / "rank" / "1"
-    subprocess.run([sys.executable, "-c", "import serving.contract.tensors, serving.tables"], cwd=folder, check=True)
+def test_the_published_code_imports_without_the_checkout_and_leaves_its_folder_as_it_was(published):
+    folder = published("ensemble") / "rank" / "1"
+    code = "import serving.contract.tensors, serving.tables; print(serving.contract.tensors.__file__)"
+    output = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert output.startswith(str(folder))
     assert not [path for path in folder.rglob("__pycache__") if path.is_dir()]
     verify_manifest(folder)
 
 
-def test_the_published_code_imports_without_the_checkout(published):
-    folder = published() / "rank" / "1"
-    code = "import serving.contract.tensors, sys; print(serving.contract.tensors.__file__)"
-    output = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
-    assert output.startswith(str(folder))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_previous_generation_stays_and_older_ones_go(published, layout):
-    repository = published(layout)
-    assert [publish_once(repository, layout=layout) for _ in range(2)] == [2, 3]
+def test_the_previous_generation_stays_and_older_ones_go(published):
+    repository = published("ensemble")
+    assert [publish_once(repository, layout="ensemble") for _ in range(2)] == [2, 3]
     assert list_versions(repository) == {2, 3}
     assert find_served_generation(repository) == 3
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_going_back_and_publishing_again_keeps_the_generation_that_answers(published, layout):
-    repository = published(layout)
-    publish_once(repository, layout=layout)
+def test_going_back_and_publishing_again_keeps_the_generation_that_answers(published):
+    repository = published()
+    publish_once(repository)
     pin(repository, 1)
     assert find_served_generation(repository) == 1
-    assert publish_once(repository, layout=layout) == 3
+    assert publish_once(repository) == 3
     assert list_versions(repository) == {1, 3}
 
 
@@ -330,39 +323,41 @@ def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(publ
 
 
 def test_another_contract_is_refused(published):
-    repository = published()
+    repository = published("ensemble")
     with pytest.raises(ExportError, match="serves another contract"):
         publish_once(
-            repository, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+            repository,
+            Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1),
+            "ensemble",
         )
     assert find_served_generation(repository) == 1
 
 
 def test_records_of_as_many_bytes_with_other_fields_are_another_contract(published):
-    repository = published()
+    repository = published("ensemble")
     other = replace(AXES, user_categorical=1, user_continuous=3)
     first, second = (make_stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other))
     assert first == second
     with pytest.raises(ExportError, match=r"user UINT8 \[\d+\] .*user_categorical INT64 \[1\].* of rank differ"):
-        publish_once(repository, other)
+        publish_once(repository, other, "ensemble")
     assert find_served_generation(repository) == 1
 
 
 def test_publishing_mends_a_damaged_repository(published):
-    repository = published()
+    repository = published("ensemble")
     shutil.rmtree(repository / "rank")
     assert find_served_generation(repository) is None
-    assert publish_once(repository) == 2
+    assert publish_once(repository, layout="ensemble") == 2
     assert find_served_generation(repository) == 2
 
 
 def test_warm_up_files_that_are_not_whole_are_written_again_and_no_other(published):
-    repository = published()
+    repository = published("ensemble")
     broken = {f"candidates_{row}": content for row, content in enumerate([b"", b"\0", b"\0" * 999])}
     whole = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repository.glob("*/warmup/*")}
     for name, content in broken.items():
         (repository / "rank" / "warmup" / name).write_bytes(content)
-    publish_once(repository)
+    publish_once(repository, layout="ensemble")
     after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in repository.glob("*/warmup/*")}
     assert {path for path in whole if after[path] != whole[path]} == {repository / "rank" / "warmup" / name for name in broken}
     assert {path: content for path, (content, _) in after.items()} == {path: content for path, (content, _) in whole.items()}
