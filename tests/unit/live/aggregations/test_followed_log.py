@@ -25,7 +25,7 @@ from training.features.aggregates import DEFAULTS, LogAggregates
 from training.features.trends import write_trends
 
 ENTITIES = (USER, "item", "category")
-N_INSTANTS = 400
+N_INSTANTS = 150
 N_LIVE = 4_000  # events after the export
 COUNTS = ("session_events", "events_7d", "sales_1h", "sales_24h", "sales_7d", "buyers_7d", "category_24h")
 
