@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -175,23 +176,24 @@ class ChangeAdmission:
         headers["user_id"] = np.where(is_item, 0, inputs["id"][:, 0])
         headers["time_ms"] = now_ms
         headers["value"] = headers["label"] = np.nan
-        texts = inputs["columns"][:, 0].tolist()
-        texts = [self._unify(text) if item else text for text, item in zip(texts, is_item.tolist(), strict=True)]
+        changes = [{name: tidy(value) for name, value in json.loads(text).items()} for text in inputs["columns"][:, 0]]
+        for columns, item in zip(changes, is_item.tolist(), strict=True):
+            if item:
+                self._unify(columns)
+        texts = [json.dumps(columns).encode() for columns in changes]
         return EventBatch(headers, [b""] * count, [b""] * count, texts)
 
-    def _unify(self, text: bytes) -> bytes:
-        """Return an item's columns with flags as true or false.
+    def _unify(self, columns: dict[str, Any]) -> None:
+        """Write an item's flags as true or false, and each column with a role under its name and its role.
 
-        Each column with a role is under its name and its role, so that neither keeps an older value.
+        So neither of the two keeps an older value.
         """
-        columns = json.loads(text)
         kinds = self.columns["item"]
         columns |= {name: read_flag(value) for name, value in columns.items() if value is not None and kinds[name] == "flag"}
         names = list(self.roles.items())
         for given, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
             if given in columns and other not in columns:
                 columns[other] = columns[given]
-        return json.dumps(columns).encode()
 
 
 EXPECTED = {
@@ -215,6 +217,13 @@ def fits(value: object, kind: str) -> bool:
     if kind == "flag":
         return read_flag(value) is not None
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def tidy(value: Any) -> Any:
+    """Return a JSON value as a file of the data set has it: spaces around a text do not count, and an empty one is missing."""
+    if isinstance(value, list):
+        return [text.strip() for text in value if text.strip()]
+    return value.strip() or None if isinstance(value, str) else value
 
 
 def read_flag(value: object) -> bool | None:

@@ -199,6 +199,15 @@ def test_a_negative_price_is_refused_alone_by_either_of_its_names():
     }
 
 
+def test_texts_are_kept_as_a_file_of_the_data_set_would_have_them():
+    """Otherwise " mug" would be a category of its own, live and in the next export."""
+    admission = ChangeAdmission({"item": {"title": "text", "tags": "texts"}, "user": {"country": "text"}}, {"title": "name"})
+    item = admission.make_events(changed(b"item", 7, {"title": " Red  mug\n", "tags": ["a ", " ", "b"]}), START_MS)
+    assert json.loads(item.columns[0]) == {"title": "Red  mug", "name": "Red  mug", "tags": ["a", "b"]}
+    user = admission.make_events(changed(b"user", 7, {"country": "  "}), START_MS)
+    assert json.loads(user.columns[0]) == {"country": None}
+
+
 def test_a_column_with_two_values_by_role_and_by_name_is_refused():
     kinds = {"price": "number", "unit_price": "number"}
     admission = ChangeAdmission({"item": kinds, "user": kinds}, {"price": "unit_price"})
