@@ -83,6 +83,8 @@ def test_only_what_serves_is_published(published):
     for name, files in files_of.items():
         assert {stage for stage in STAGES if f"serving/stages/{stage}.py" in files} == {name}
         assert not {path for path in files if "/updates/publisher" in path or "/stages/parts/" in path}
+    for name in ("preprocess", "retrieve"):  # they read users, whose state may be in Redis
+        assert "serving/live/redis_state.py" in files_of[name]
     assert "serving/tables/updates/updater.py" in files_of["rank"]  # runs beside the server from this folder
     assert not {path for path in files_of["preprocess"] | files_of["rerank"] if "serving/tables/" in path}
 

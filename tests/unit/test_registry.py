@@ -24,15 +24,14 @@ from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.live.experiment import Experiment
-from tests.repositories import copy_lean_repository
+from tests.repositories import copy_generation, copy_lean_repository
 
 
 @pytest.fixture
 def repo(tmp_path):
     """Two generations, of which the second says that it was made with another seed."""
     repo = copy_lean_repository(tmp_path / "shop")
-    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
-        shutil.copytree(repo / model / "1", repo / model / "2")
+    copy_generation(repo)
     path = repo / ENSEMBLE / "2" / MANIFEST_FILE
     manifest = json.loads(path.read_text())
     manifest["settings"]["pipeline"]["seed"] = 7

@@ -219,8 +219,6 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         closing(Reader(own)) as local,
     ):
         observe = replace(alone, info=replace(alone.info, live_redis=redis.address, live_project=PROJECT))
-        for stage in ("preprocess", "retrieve"):  # what reads users carries the code that does
-            assert (repository / stage / "1" / "serving" / "live" / "redis_state.py").exists()
         pipeline = Pipeline.load(repository, live=reader)
         before = answer(pipeline, [7])
         assert before["degraded"].tolist() == [[0]]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -139,20 +139,26 @@ def installed_double(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "wheel")
 
 
+@pytest.fixture
+def said(capsys) -> Callable[[], str]:
+    """said() -> all that was printed so far"""
+    printed: list[str] = []
+
+    def read() -> str:
+        printed.append(capsys.readouterr().out)
+        return "".join(printed)
+
+    return read
+
+
 @pytest.mark.usefixtures("installed_double")
-def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, capsys):
+def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, said):
     repo = copy_lean_repository(tmp_path / "shop")
     state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"gateway_url": "http://127.0.0.1:8080"})
     tables = find_tables_settings(repo, 1)
     tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
     state.save(tmp_path)
     os.kill(state.pid, signal.SIGKILL)
-    printed = []
-
-    def said() -> str:
-        printed.append(capsys.readouterr().out)
-        return "".join(printed)
-
     path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
         until(lambda: (now := read_state(path)) is not None and now.pid != state.pid)
@@ -180,7 +186,7 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
 
 
 @pytest.mark.usefixtures("installed_double")
-def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(state, tmp_path, capsys):
+def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(state, tmp_path, said):
     repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     pin(repo, 2)
@@ -189,12 +195,6 @@ def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(
     make_unwritable(repo)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
     path = make_state_path(tmp_path, state.ports.grpc)
-    printed = []
-
-    def said() -> str:
-        printed.append(capsys.readouterr().out)
-        return "".join(printed)
-
     with watched(state, tmp_path):
         until(lambda: "answers again" in said())
         now = read_state(path)
