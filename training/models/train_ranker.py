@@ -30,7 +30,7 @@ class RankerSettings:
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (128, 64)
-    epochs: int = 10  # the best one on validation requests is kept
+    epochs: int = 10  # the one to which what was taken in validation requests is likeliest is kept
     warm_epochs: int = 5  # where training starts from the weights of an earlier model
     requests_per_batch: int = 32
     candidates_per_request: int = 128  # all taken ones, the rest sampled
@@ -127,9 +127,9 @@ def fit(
 ) -> None:
     """Train `model` in place, and keep the weights of the epoch with the largest sum of `measure` on validation requests.
 
-    measure: a function of logits and labels; `measure_ranking_quality` when None
+    measure: a function of logits and labels; `measure_likelihood` when None
     """
-    measure = measure or measure_ranking_quality
+    measure = measure or measure_likelihood
     groups = [
         {"params": list(model.network.parameters()), "weight_decay": settings.network_decay},
         {"params": list(model.list_table_rows()), "weight_decay": settings.table_decay},
@@ -158,6 +158,19 @@ def fit(
     assert best_weights is not None  # there is at least one epoch
     model.load_state_dict(best_weights)
     model.eval()
+
+
+def measure_likelihood(logits: np.ndarray, taken: np.ndarray) -> dict[str, float]:
+    """Return the mean log-likelihood of the taken candidates, as `compute_listwise_loss` weighs it; 0 without any.
+
+    It depends on all candidates. NDCG@10 depends on few, and its noise would choose epochs that rank other requests worse.
+    logits: float32 [N, C], -inf at padding; taken: bool [N, C]
+    """
+    is_taught = taken.any(axis=1)
+    if not is_taught.any():
+        return {"log_likelihood": 0.0}
+    scores = torch.from_numpy(logits[is_taught])
+    return {"log_likelihood": -compute_listwise_loss(scores, torch.from_numpy(taken[is_taught]), scores.isfinite()).item()}
 
 
 def find_best_blend(

@@ -1,5 +1,6 @@
 """What the ranking learns from: requests that know nothing of what they predict."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +29,7 @@ from training.models.ranking_data import (
     make_unlabelled_requests,
     make_visit_requests,
 )
-from training.models.train_ranker import compute_rank_scores, train_ranker
+from training.models.train_ranker import compute_rank_scores, measure_likelihood, predict, train_ranker
 from training.models.validation import split_training_log
 from training.retrieval.choose import make_questions
 from training.retrieval.fit import RetrievalSettings
@@ -43,6 +44,20 @@ def test_training_twice_gives_the_same_models(trained):
     again, requests = fitted(trained, SETTINGS).ranker, trained.requests
     expected = compute_rank_scores(trained.ranking.ranker, requests)
     np.testing.assert_allclose(compute_rank_scores(again, requests), expected, atol=1e-5)
+
+
+def test_the_epoch_is_kept_to_which_what_was_taken_is_likeliest(trained):
+    """Not the last one, where it fits the taught requests too closely."""
+    said: list[str] = []
+    taught, requests = (trained.requests.take(rows) for rows in np.array_split(np.arange(len(trained.requests)), 2))
+    settings = replace(SETTINGS.ranker, epochs=8, learning_rate=0.02)
+    tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
+    ranker = train_ranker([taught], requests, tables, settings, report=said.append)
+    likelihoods = [float(found[1]) for line in said if (found := re.search(r"log_likelihood (-[0-9.]+)", line))]
+    assert len(likelihoods) == 8
+    assert max(likelihoods) > likelihoods[-1]
+    logits = predict(ranker.model, requests)
+    assert measure_likelihood(logits, requests.taken)["log_likelihood"] == pytest.approx(max(likelihoods), abs=1e-4)
 
 
 def test_a_student_is_the_same_whenever_it_is_taught(trained):
