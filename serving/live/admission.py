@@ -147,7 +147,7 @@ class ChangeAdmission:
         if not isinstance(columns, dict) or not columns:
             return 'columns is not an object with columns; expected one such as {"price": 9.5}'
         known = self.columns[kind.decode()]
-        for name, value in columns.items():
+        for name, value in tidy(columns).items():
             if name not in known:
                 return f"there is no {kind.decode()} column {name[:40]!r}; this data set has {', '.join(known) or 'none'}"
             if not fits(value, known[name]):
@@ -159,11 +159,15 @@ class ChangeAdmission:
                 return f"{name} is {value[:40]!r}, which is not the text of the id {changed_id}"
         return self._find_contradiction(columns) if kind == b"item" else ""
 
-    def _find_contradiction(self, columns: Mapping[str, object]) -> str:
-        """Return a message where a column of an item is given by its role and by its name, with different values."""
-        for role, name in self.roles.items():
-            if role in columns and name in columns and columns[role] != columns[name]:
-                return f"{role} is {columns[role]!r:.40} and {name} {columns[name]!r:.40}, which are one column; expected one"
+    def _find_contradiction(self, given: Mapping[str, object]) -> str:
+        """Return a message where a column of an item is given twice, by its name or by its roles, with different values."""
+        columns = self._read_item(given)
+        for name in self.roles.values():
+            same = [other for other in (name, *(role for role in self.roles if self.roles[role] == name)) if other in columns]
+            for other in same[1:]:
+                if columns[other] != columns[same[0]]:
+                    values = f"{same[0]} is {given[same[0]]!r:.40} and {other} {given[other]!r:.40}"
+                    return f"{values}, which are one column; expected one"
         return ""
 
     def make_events(self, inputs: Arrays, now_ms: int) -> EventBatch:
@@ -176,24 +180,26 @@ class ChangeAdmission:
         headers["user_id"] = np.where(is_item, 0, inputs["id"][:, 0])
         headers["time_ms"] = now_ms
         headers["value"] = headers["label"] = np.nan
-        changes = [{name: tidy(value) for name, value in json.loads(text).items()} for text in inputs["columns"][:, 0]]
-        for columns, item in zip(changes, is_item.tolist(), strict=True):
-            if item:
-                self._unify(columns)
-        texts = [json.dumps(columns).encode() for columns in changes]
+        changes = [
+            self._unify(json.loads(text)) if item else tidy(json.loads(text))
+            for text, item in zip(inputs["columns"][:, 0], is_item.tolist(), strict=True)
+        ]
+        texts = [json.dumps(columns, ensure_ascii=False).encode() for columns in changes]
         return EventBatch(headers, [b""] * count, [b""] * count, texts)
 
-    def _unify(self, columns: dict[str, Any]) -> None:
-        """Write an item's flags as true or false, and each column with a role under its name and its role.
+    def _read_item(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an item's columns, tidied, with its flags as true or false."""
+        columns, kinds = tidy(given), self.columns["item"]
+        flags = {name: read_flag(value) for name, value in columns.items() if value is not None and kinds[name] == "flag"}
+        return columns | flags
 
-        So neither of the two keeps an older value.
-        """
-        kinds = self.columns["item"]
-        columns |= {name: read_flag(value) for name, value in columns.items() if value is not None and kinds[name] == "flag"}
-        names = list(self.roles.items())
-        for given, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
-            if given in columns and other not in columns:
-                columns[other] = columns[given]
+    def _unify(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an item's columns, each with a role under its name and its role: neither of the two keeps an older value."""
+        columns, names = self._read_item(given), list(self.roles.items())
+        for own, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
+            if own in columns and other not in columns:
+                columns[other] = columns[own]
+        return columns
 
 
 EXPECTED = {
@@ -219,10 +225,14 @@ def fits(value: object, kind: str) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
-def tidy(value: Any) -> Any:
-    """Return a JSON value as a file of the data set has it: spaces around a text do not count, and an empty one is missing."""
-    if isinstance(value, list):
-        return [text.strip() for text in value if text.strip()]
+def tidy(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns without spaces around texts; an empty text is null, and lists have each text once."""
+    return {name: _tidy_value(value) for name, value in columns.items()}
+
+
+def _tidy_value(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return list(dict.fromkeys(filter(None, map(str.strip, value))))
     return value.strip() or None if isinstance(value, str) else value
 
 

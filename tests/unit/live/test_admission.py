@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from serving.contract.ids import stable_id
 from serving.contract.tensors import MISSING_INT, OBSERVE, UPSERT, ContextColumn, make_live_specs
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import ITEM_CHANGED, USER_CHANGED, EventKind, EventKinds, Flags
@@ -199,13 +200,40 @@ def test_a_negative_price_is_refused_alone_by_either_of_its_names():
     }
 
 
-def test_texts_are_kept_as_a_file_of_the_data_set_would_have_them():
+def test_spaces_around_texts_are_not_kept():
     """Otherwise " mug" would be a category of its own, live and in the next export."""
     admission = ChangeAdmission({"item": {"title": "text", "tags": "texts"}, "user": {"country": "text"}}, {"title": "name"})
-    item = admission.make_events(changed(b"item", 7, {"title": " Red  mug\n", "tags": ["a ", " ", "b"]}), START_MS)
+    item = admission.make_events(changed(b"item", 7, {"title": " Red  mug\n", "tags": ["a ", " ", "b", "a"]}), START_MS)
     assert json.loads(item.columns[0]) == {"title": "Red  mug", "name": "Red  mug", "tags": ["a", "b"]}
     user = admission.make_events(changed(b"user", 7, {"country": "  "}), START_MS)
     assert json.loads(user.columns[0]) == {"country": None}
+
+
+def test_a_change_is_judged_as_it_is_kept():
+    """Spaces, empty texts and the spelling of a flag make no difference."""
+    kinds = {"title": "text", "label": "text", "in_stock": "flag", "available": "flag", "item_id": "name"}
+    admission = ChangeAdmission({"item": kinds, "user": {}}, {"title": "label", "available": "in_stock"})
+    changes = [
+        {"item_id": " cup "},
+        {"item_id": "", "available": " TRUE "},
+        {"available": " ", "title": " A", "label": "A"},
+        {"available": True, "in_stock": "true", "title": "", "label": None},
+    ]
+    rows = [changed(b"item", stable_id("cup"), columns) for columns in changes]
+    batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    assert admission.find_faults(batch) == {}
+    kept = [json.loads(columns) for columns in admission.make_events(batch, START_MS).columns]
+    assert [columns.get("item_id") for columns in kept] == ["cup", None, None, None]
+    assert [columns.get("in_stock") for columns in kept] == [None, True, None, True]
+
+
+def test_two_roles_of_one_column_may_not_disagree():
+    admission = ChangeAdmission(
+        {"item": {"title": "text", "category": "text", "kind": "text"}, "user": {}}, {"title": "kind", "category": "kind"}
+    )
+    faults = admission.find_faults(changed(b"item", 7, {"title": "A", "category": "B"}))
+    assert faults == {0: "title is 'A' and category 'B', which are one column; expected one"}
+    assert admission.find_faults(changed(b"item", 7, {"title": "A", "category": "A ", "kind": "A"})) == {}
 
 
 def test_a_column_with_two_values_by_role_and_by_name_is_refused():
@@ -215,7 +243,7 @@ def test_a_column_with_two_values_by_role_and_by_name_is_refused():
     changes = [(b"item", both), (b"item", {"price": 2, "unit_price": 2}), (b"user", both), (b"item", {"unit_price": 3})]
     rows = [changed(kind, 7, columns) for kind, columns in changes]
     faults = admission.find_faults({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
-    assert faults == {0: "price is 2 and unit_price 3, which are one column; expected one"}
+    assert faults == {0: "unit_price is 3 and price 2, which are one column; expected one"}
 
 
 def test_a_negative_item_id_is_refused():
