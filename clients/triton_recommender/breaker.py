@@ -46,6 +46,11 @@ class Breaker:
             self._open_until_s, self._trial_is_pending = now_s + self._pause_s, True
             return True
 
+    def would_admit(self) -> bool:
+        """Return whether `admit` would, without using up a trial."""
+        with self._lock:
+            return self.closed or self._clock_s() >= self._open_until_s
+
     def record_success(self) -> None:
         with self._lock:
             self._failures, self._pause_s, self._trial_is_pending = 0, self._first_pause_s, False

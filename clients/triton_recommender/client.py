@@ -144,7 +144,7 @@ class SharedClient:
         if self.catalogue is not None:
             text = record_id.strip() if isinstance(record_id, str) else ""
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
-            is_named = kind == "item" and text and self.catalogue.item_names and isinstance(columns, Mapping)
+            is_named = kind == "item" and text and self.catalogue.item_names and isinstance(columns, Mapping) and columns
             if is_named and isinstance(record_id, int) and self.catalogue.item_name(record_id) is None:
                 columns = {NAME: text, **columns}
         if kind == "user":

@@ -61,8 +61,8 @@ class Endpoint:
 class RetryBudget:
     """Limits retries in proportion to successes, so that they do not overload a struggling server.
 
-    Each failure that could be retried takes a token, each success gives back a tenth of one. A retry is made only if more than
-    half of the tokens remain. Calls that a server which is gone leaves to another one take none: all later calls go there too.
+    A failure that could be retried takes a token, unless the server is gone and another one was not asked yet: such calls move
+    there for good. A success gives back a tenth of a token. A retry is made only if more than half of the tokens remain.
     """
 
     TOKENS = 10.0
@@ -124,6 +124,7 @@ class _Attempts:
         self._timeout_s, self._safe = timeout_s, safe
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._turn, self._failures = 0, 0
+        self._asked: set[int] = set()  # places of endpoints
         self._began_s = 0.0
 
     def begin(self) -> tuple[Endpoint, float | None]:
@@ -135,6 +136,7 @@ class _Attempts:
             endpoint = self._endpoints[(self._turn + step) % len(self._endpoints)]
             if endpoint.find_breaker(self._model).admit():
                 self._turn += step
+                self._asked.add(self._turn % len(self._endpoints))
                 self._began_s = time.monotonic()
                 limits_s = [limit_s for limit_s in (left_s, self._policy.attempt_s) if limit_s is not None]
                 return endpoint, min(limits_s, default=None)
@@ -160,7 +162,7 @@ class _Attempts:
             endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
         others = len(self._endpoints) > 1
         may_help = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
-        next_is_untried = self._failures + 1 < len(self._endpoints)
+        next_is_untried = self._is_next_untried()
         is_moved = next_is_untried and isinstance(error, Unavailable | StageDied)
         may_retry = self._safe and may_help and self._failures < self._policy.retries
         if not (may_retry and (is_moved or self._budget.spend())):
@@ -172,6 +174,13 @@ class _Attempts:
         if self._deadline_s is not None and time.monotonic() + pause_s >= self._deadline_s:
             raise error  # a later attempt could not answer in time
         return pause_s
+
+    def _is_next_untried(self) -> bool:
+        """Return whether the next attempt asks an endpoint that this call has not asked yet."""
+        count = len(self._endpoints)
+        places = ((self._turn + step) % count for step in range(1, count + 1))
+        following = next((place for place in places if self._endpoints[place].find_breaker(self._model).would_admit()), None)
+        return following is not None and following not in self._asked
 
     def record_cancelled(self, endpoint: Endpoint) -> None:
         """Judge a server whose attempt was given up: by the caller, or because another server answered first."""

@@ -92,7 +92,7 @@ class Cache(ABC):
     def forget(self, user_ids: Iterable[int]) -> None:
         """Invalidate all answers computed for these users so far. Raises CacheUnavailable when that is not certain."""
 
-    # Here for a cache that waits for nothing; one that does overrides these three.
+    # A cache that waits for a server or a disk must override these three: they would block the event loop.
     async def read_async(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         """See read."""
         return self.read(keys, generation)

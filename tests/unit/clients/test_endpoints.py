@@ -95,6 +95,35 @@ def test_few_calls_that_a_busy_server_refuses_are_sent_to_the_next(server, other
     assert 1 <= answers.count(ANSWER) == len(other.parameters) < 10
 
 
+class Gone:
+    url, asked = "gone", 0
+
+    async def infer(self, call: Call) -> dict:
+        self.asked += 1
+        raise Unavailable("gone")
+
+
+def test_a_server_that_a_call_asked_before_is_asked_again_at_the_expense_of_the_budget():
+    """Also if its breaker keeps the call from the server between the two."""
+    first, between, last = Gone(), Gone(), Gone()
+    opened = Breaker(threshold=1, first_pause_s=600.0)
+    opened.record_failure()
+    call = Call({}, timeout_s=20.0)
+    patient = {call.model: Breaker(threshold=1_000)}
+    endpoints = [Endpoint(first, dict(patient)), Endpoint(between, {call.model: opened}), Endpoint(last, dict(patient))]
+
+    async def run() -> None:
+        client = AsyncEndpoints(endpoints, Policy(2, None, None))
+        for _ in range(20):
+            with pytest.raises(Unavailable):
+                await client.infer(call)
+
+    asyncio.run(run())
+    assert between.asked == 0
+    assert last.asked == 20
+    assert 20 < first.asked < 26  # half of ten tokens
+
+
 @both
 def test_an_attempt_that_takes_too_long_goes_to_the_next_server(kind, server, other):
     server.delay_s = 3.0
