@@ -30,7 +30,7 @@ class RankerSettings:
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (128, 64)
-    epochs: int = 10  # the one to which what was taken in validation requests is likeliest is kept
+    epochs: int = 10  # the one with the highest likelihood of taken validation items is kept
     warm_epochs: int = 5  # where training starts from the weights of an earlier model
     requests_per_batch: int = 32
     candidates_per_request: int = 128  # all taken ones, the rest sampled
@@ -137,7 +137,7 @@ def fit(
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
     schedule = rise_and_fall(optimizer, settings.learning_rate, n_steps + 1)
-    best_quality, best_weights, left = 0.0, None, TimeLeft(settings.epochs)
+    best_quality, best_weights, left = float("-inf"), None, TimeLeft(settings.epochs)
     for epoch in range(1, settings.epochs + 1):
         model.train()
         losses = []
@@ -170,7 +170,7 @@ def measure_likelihood(logits: np.ndarray, taken: np.ndarray) -> dict[str, float
     if not is_taught.any():
         return {"log_likelihood": 0.0}
     scores = torch.from_numpy(logits[is_taught])
-    return {"log_likelihood": -compute_listwise_loss(scores, torch.from_numpy(taken[is_taught]), scores.isfinite()).item()}
+    return {"log_likelihood": -compute_listwise_loss(scores, torch.from_numpy(taken[is_taught]), ~scores.isneginf()).item()}
 
 
 def find_best_blend(

@@ -46,7 +46,7 @@ def test_training_twice_gives_the_same_models(trained):
     np.testing.assert_allclose(compute_rank_scores(again, requests), expected, atol=1e-5)
 
 
-def test_the_epoch_is_kept_to_which_what_was_taken_is_likeliest(trained):
+def test_the_epoch_with_the_highest_likelihood_of_what_was_taken_is_kept(trained):
     """Not the last one, where it fits the taught requests too closely."""
     said: list[str] = []
     taught, requests = (trained.requests.take(rows) for rows in np.array_split(np.arange(len(trained.requests)), 2))
