@@ -49,7 +49,10 @@ def start(
         raise ConfigError("Users do not see a shadow, so it is never found better. Use --promote with --mode ab or interleave.")
     refuse_everybody(share, mode)
     servers, pinned = find_servers(repo), find_pinned_generation(repo)
-    champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
+    try:
+        champion = begin_experiment(servers, repo, Experiment(name, 0, challenger, share, mode, promotes=promote)).champion
+    finally:  # a challenger that does not load has moved the pin, too
+        note_moved_pin(repo, pinned)
     if mode == "shadow":
         shown = (
             f"generation {champion} answers everybody; {challenger} is asked as well for {share:.1%} of the users, and logged"
@@ -57,15 +60,19 @@ def start(
     else:
         shown = f"generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others"
     typer.echo(f"experiment {name}: {shown}")
-    if pinned != champion:
-        typer.echo(
-            f"note: {repo} was pinned to generation {pinned}, and is now to {champion}, which answers: a restart serves both "
-            f"generations of the experiment. After it, generation {champion} stays pinned until you move to another one",
-            err=True,
-        )
     if not any(state.settings.get("gateway_url") for state in servers):
         typer.echo(
             "note: no gateway was started here with a server of this repository. Only users of a gateway meet the challenger.",
+            err=True,
+        )
+
+
+def note_moved_pin(repo: Path, pinned: int) -> None:
+    """Say if the pin of a repository is no longer what it was. pinned: 0 where that is not known"""
+    if pinned and pinned != (champion := find_pinned_generation(repo)):
+        typer.echo(
+            f"note: the pin of {repo} moved from generation {pinned} to {champion}, which answers, so that a restart serves "
+            "the same. It stays there after the experiment: `python -m export pin` moves it.",
             err=True,
         )
 

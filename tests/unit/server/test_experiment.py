@@ -19,6 +19,7 @@ from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import CHALLENGER
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
 from tests.repositories import copy_generation, copy_lean_repository
@@ -90,8 +91,8 @@ def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
     assert run(repo, "status") == f"no experiment was started on {repo}\n"
 
 
-@pytest.mark.parametrize("pinned", [1, 2])
-def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(tmp_path, monkeypatch, pinned):
+@pytest.mark.parametrize(("pinned", "loads"), [(1, True), (2, True), (2, False)])
+def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(tmp_path, monkeypatch, pinned, loads):
     repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     monkeypatch.setattr(server_experiment, "RUN_DIR", tmp_path)
@@ -99,14 +100,17 @@ def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(
         state = ServerState(process.pid, tag, repo, tmp_path / "log", find_free_ports())
         state.save(tmp_path)
         double = TritonDouble(repo, state.ports.grpc)
+        double.before_load = lambda name: "" if loads or name != CHALLENGER else "it is too large"
         pin(repo, pinned)  # as an export does, which moves no server
         try:
             words = ["experiment", "start", "spring", "--challenger", "2", "--repo", str(repo)]
-            said = CliRunner().invoke(app, words, catch_exceptions=False).output
+            done = CliRunner().invoke(app, words)
         finally:
             double.stop()
-    assert "generation 2 meets 10.0% of the users" in said
-    assert ("was pinned to generation 2, and is now to 1" in said) == (pinned == 2)
+    said = done.output
+    assert ("generation 2 meets 10.0% of the users" in said) == loads
+    assert loads or "Generation 2 does not load" in str(done.exception)
+    assert ("moved from generation 2 to 1, which answers" in said) == (pinned == 2)
     assert read_pinned_generation(repo) == 1
 
 
