@@ -38,7 +38,7 @@ def test_the_service_does_one_round_whose_generation_a_share_of_the_users_meets(
     assert program == "/opt/recommender/.venv/bin/python"
     assert words[:3] == COMMAND
     options = parse_options(words[3:])
-    assert (options["once"], options["share"], options["repo"]) == (True, 0.5, Path("/srv/models"))
+    assert (options["once"], options["share"], options["repo"]) == (True, 0.5, Path("/srv/recommender/models"))
     assert "Environment=FOLLOW_SHARE=0.5\n" in (SYSTEMD / "recommender-follow.service").read_text()
     assert service["Type"] == "oneshot"
 
