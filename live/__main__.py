@@ -137,10 +137,11 @@ def compact(
         moved, written = compact_log(writer, until_ms)
         dropped = drop_segments(folder, too_old_ms, archive_bytes)
     out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
-    if moved and keep_days is not None and known_until_ms is not None and until_ms > known_until_ms:
+    if moved and known_until_ms is not None and until_ms > known_until_ms:
         out.print(
-            "warning: the pinned generation does not know all of them. Until the next export, servers and gateways that are "
-            "started leave them out of what sells, what is bought together and the aggregations; histories have them."
+            f"warning: the pinned generation knows events until {format_time(known_until_ms)}. Servers and gateways that are "
+            "started before the next export leave moved events that are newer out of what sells, what is bought together and "
+            "the aggregations. Histories have them."
         )
 
 
@@ -275,7 +276,7 @@ def forget(
     if items_before and 1_000_000 * before_ms > time.time_ns():
         raise ConfigError(
             f"--items-before is {items_before}, which is yet to come, so every column of every item would be forgotten. "
-            "Expected when the newer data set was written, in UTC."
+            "Expected the time at which the newer data set was written, in UTC."
         )
     item_ids = {name: find_item_id(repo, name) for name in item or ()}
     with closing(open_writer(find_store(repo), repo)) as writer:
