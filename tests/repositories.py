@@ -21,7 +21,7 @@ from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 PROJECT = Path(__file__).parents[1]
 CACHE = PROJECT / ".run" / "test-repositories"
 SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
-TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
+TEST_SOURCES = (Path(__file__), *(PROJECT / "tests" / "unit" / name for name in ("small_shops.py", "live/shops.py")))
 KEPT_DIGESTS = 2
 SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
 # A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.

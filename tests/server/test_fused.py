@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -10,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from export.check import check_repository
 from export.relayout import relayout
@@ -60,6 +62,22 @@ def test_the_callers_model_has_the_same_tensors_as_the_ensemble(caller, client):
     assert {(t.name, t.datatype, tuple(t.shape)) for t in (*fused.inputs, *fused.outputs)} == {
         (t.name, t.datatype, tuple(t.shape)) for t in (*ensemble.inputs, *ensemble.outputs)
     }
+
+
+def test_a_bad_request_fails_alone(caller):
+    expected = infer(caller, user_id=[1])["item_ids"]
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(infer(caller, user_id=[1])["item_ids"])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(InferenceServerException, match="temperature is infinite") as caught:
+        infer(caller, user_id=[1], temperature=np.array([[np.inf]], np.float32))
+    for thread in threads:
+        thread.join()
+    assert "INVALID_ARGUMENT" in caught.value.status()
+    assert len(answers) == 8
+    for answer in answers:
+        np.testing.assert_array_equal(answer, expected)
 
 
 def test_every_stage_counts_its_calls_and_time(served, caller):

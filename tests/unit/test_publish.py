@@ -224,9 +224,10 @@ def test_the_published_code_imports_without_the_checkout_and_leaves_its_folder_a
     verify_manifest(folder)
 
 
-def test_the_previous_generation_stays_and_older_ones_go(published):
-    repository = published("ensemble")
-    assert [publish_once(repository, layout="ensemble") for _ in range(2)] == [2, 3]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_previous_generation_stays_and_older_ones_go(published, layout):
+    repository = published(layout)
+    assert [publish_once(repository, layout=layout) for _ in range(2)] == [2, 3]
     assert list_versions(repository) == {2, 3}
     assert find_served_generation(repository) == 3
 

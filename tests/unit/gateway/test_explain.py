@@ -227,5 +227,9 @@ def test_arrays_that_are_cut_short_while_they_are_mapped_do_not_end_the_gateway(
     process = context.Process(target=ask_before_and_after_cutting_short, args=(copy, sender))
     process.start()
     sender.close()
-    assert receiver.recv() == ([200] * 3, [503] * 3, 200)  # EOFError if it was ended
-    process.join()
+    try:
+        assert receiver.poll(120)
+        assert receiver.recv() == ([200] * 3, [503] * 3, 200)  # EOFError if it was ended
+    finally:
+        process.kill()
+        process.join()
