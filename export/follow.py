@@ -182,9 +182,9 @@ class Split:
 
 
 def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
-    """Raise ConfigError where a round could not end: whatever it is, a round a day later would fail as well.
+    """Raise ConfigError for what no later round would find mended.
 
-    That is another shop's data set, no live events, no user who could meet a new generation, and a folder that is read-only.
+    That is another shop's data set, no live events, no user to meet a new generation, or a folder that cannot be written.
     """
     if (served := read_manifest(repo, serving)["dataset"]["name"]) != shop:
         raise ConfigError(

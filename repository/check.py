@@ -82,13 +82,13 @@ def check_layout(repository: Path) -> Iterator[Finding]:
 
 
 def check_names(repository: Path, models: Iterable[str]) -> Iterator[Finding]:
-    """Check that models have a config, which is their own."""
+    """Check that each model has a config that names it."""
     for name in models:
         path, remedy = repository / name / CONFIG_FILE, "Export the repository again."
         if not path.is_file():
             yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", remedy)
         elif (config := read_config(path)).name != name:
-            yield Finding("error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", remedy)
+            yield Finding("error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}", remedy)
 
 
 def check_other_folders(repository: Path, models: Sequence[str]) -> Iterator[Finding]:

@@ -127,7 +127,7 @@ def read_repository(repo: Path) -> list[Model]:
 
 
 def hash_manifest(repo: Path, generation: int | None) -> str:
-    """Return the SHA-256 of the manifest of a generation, by default of the pinned one; "" where there is no manifest."""
+    """Return the SHA-256 of the manifest of a generation, "" where there is no manifest. generation: None for the pinned one"""
     with contextlib.suppress(ArtifactError, FileNotFoundError):
         return compute_sha256(repo / ENSEMBLE / str(generation or read_pinned_generation(repo)) / MANIFEST_FILE)
     return ""

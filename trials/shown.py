@@ -91,7 +91,8 @@ def explain_nothing(folder: Path, experiment: str, since_ms: int, generation: in
             interleaved |= len(shown.filter(pc.field("arm") == INTERLEAVED_ARM)) > 0
     if generation is not None and generations:
         known = ", ".join(map(str, sorted(generations)))
-        return f"None of these answers is of generation {generation}; expected one of {known}, which have some."
+        others = " Interleaved answers are of two generations, and do not count." if interleaved else ""
+        return f"None of these answers is of generation {generation}; expected one of {known}, which have some.{others}"
     if generation is not None and interleaved:
         return "All of these answers are interleaved, and so of two generations. Leave --generation out."
     since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC" if since_ms else ""
