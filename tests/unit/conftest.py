@@ -1,4 +1,4 @@
-"""How property tests draw their examples."""
+"""Set the number of examples that property tests draw, and let each take as long as it needs."""
 
 from hypothesis import settings
 
