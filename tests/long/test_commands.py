@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -143,11 +143,9 @@ def test_follow_of_a_repository_that_is_not_there_says_so_once(repo, monkeypatch
 def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
     data = "synthetic:users=20000,items=20000,events=2000000,seed=0,context=0"  # takes a round seconds to read
     rewrite_data_set(repo, name=data)
-    process = multiprocessing.get_context("fork").Process(target=run, args=("follow", "--once", "--data", data, "--repo", repo))
-    process.start()
-    until(lambda: read_running(repo) is not None)
-    assert present(read_running(repo)).pid == process.pid
-    process.kill()
-    process.join()
+    with subprocess.Popen([sys.executable, "-m", "export", "follow", "--once", "--data", data, "--repo", str(repo)]) as process:
+        until(lambda: read_running(repo) is not None)
+        assert present(read_running(repo)).pid == process.pid
+        process.kill()
     assert read_ended(repo).outcome == "failed"
     assert f"never ended: process {process.pid} " in read_ended(repo).report

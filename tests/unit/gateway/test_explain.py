@@ -222,7 +222,7 @@ def ask_before_and_after_cutting_short(repo: Path, answer: Connection) -> None:
 def test_arrays_that_are_cut_short_while_they_are_mapped_do_not_end_the_gateway(repo, tmp_path):
     """In a process of its own, which reading a mapped page beyond the end of its file would end (SIGBUS)."""
     copy = copy_to_change(repo, tmp_path / "repository")
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=ask_before_and_after_cutting_short, args=(copy, sender))
     process.start()
