@@ -25,6 +25,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
+from tests.memory import FilesInMemory, has_room
 
 if TYPE_CHECKING:
     from tests.unit.tables.kafka_broker import MockBroker
@@ -43,6 +44,7 @@ FIRST = (
 )
 
 _RESULTS = pytest.StashKey[list[LaneResult]]()
+_FILES = pytest.StashKey[FilesInMemory]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +58,9 @@ def check_lanes(run: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.basetemp is None and has_room():  # a worker has been given the folder of its run
+        config.stash[_FILES] = FilesInMemory()
+        config.option.basetemp = str(config.stash[_FILES].files)
     if config.getoption("--lane"):
         config.option.loadscopereorder = False  # below, or in tests/server/conftest.py, the files are put in order
 
@@ -99,6 +104,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and (files := session.config.stash.get(_FILES, None)):
+        files.remove()
     run = session.config.getoption("--lane")
     if run is None or is_xdist_worker(session):  # only the process that collects all workers' reports judges
         return

@@ -68,7 +68,7 @@ def test_skipped(): pass
 def test_the_outcomes_of_all_workers_are_counted_once_for_their_lane(tmp_path):
     for lane in ("unit", "long"):
         (tmp_path / "tests" / lane).mkdir(parents=True)
-    for name in ("conftest.py", "lanes.py"):
+    for name in ("conftest.py", "lanes.py", "memory.py"):
         shutil.copy(PROJECT / "tests" / name, tmp_path / "tests" / name)
     for name, content in {"one": TESTS, "other": TESTS, "absent": "import absent"}.items():
         (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(content)
