@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_facts, read_manifest, record_act
 from serving.contract.errors import ConfigError, run_program
+from serving.contract.generations import read_pinned_generation
 
 app = typer.Typer(help="The generations of a model repository.", no_args_is_help=True, add_completion=False)
 
@@ -113,7 +114,10 @@ def untag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reaso
 @app.command()
 def record(repo: Repo = DEFAULT) -> None:
     """Print what was done with the generations, oldest first."""
-    for act in read_acts(repo):
+    acts = read_acts(repo)
+    if not acts:
+        read_pinned_generation(repo)  # refuses a folder that is no repository
+    for act in acts:
         what = f" {act.tag!r}" if act.tag else ""
         told = f"{act.author}  {act.action}{what}: generation {act.generation}  {act.reason}"
         typer.echo(f"{format_time(act.time_s)} UTC  {told}".rstrip())

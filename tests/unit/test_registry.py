@@ -251,6 +251,11 @@ def test_a_repository_that_is_not_there_is_an_error_and_no_empty_record(repo):
             run(repo.parent / "nowhere", *words)
 
 
+def test_a_folder_that_is_no_repository_has_no_record(tmp_path):
+    with pytest.raises(ArtifactError, match=r"Create a repository with `make export REPO="):
+        run(tmp_path, "record")
+
+
 def test_a_broken_record_is_named_by_its_line(repo):
     record_act(repo, "activated", 2)
     with (repo / RECORD_FILE).open("a") as file:
