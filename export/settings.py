@@ -75,6 +75,16 @@ class PipelineSettings(_Section):
         return self
 
 
+def check_nodes(redis: str) -> str:
+    """Return the addresses of Redis nodes, "host:port,…" or empty. Raises ValueError when they are none."""
+    if redis:
+        try:
+            RedisConfig(redis)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+    return redis
+
+
 class TableSettings(_Section):
     """Budgets of the ranker's embedding tables by level (serving/tables), and their update source."""
 
@@ -91,12 +101,7 @@ class TableSettings(_Section):
     @field_validator("redis")
     @classmethod
     def _names_nodes(cls, redis: str) -> str:
-        if redis:
-            try:
-                RedisConfig(redis)
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
-        return redis
+        return check_nodes(redis)
 
 
 TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
@@ -166,6 +171,18 @@ class LiveChoices(_Section):
     new_items: Annotated[int, Field(ge=0)] = 256  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores
     new_item_place: Annotated[int, Field(ge=0)] = 9  # where they show it; 0 is the top
+
+    @field_validator("redis")
+    @classmethod
+    def _names_nodes(cls, redis: str) -> str:
+        return check_nodes(redis)
+
+    @field_validator("topic", "feast_project")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        if not name.strip():
+            raise ValueError(f"{name!r} names nothing. Write a name, or leave the key out for the default")
+        return name
 
     @field_validator("folder")
     @classmethod

@@ -70,6 +70,8 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ("[serving]\nmax_batch_size = 0", "at least 1"),
         ("[tables]\nredis = 'cache'", "tables.redis: the Redis address is 'cache'. Expected host:port"),
         ("[tables]\nredis = 'a:7000,b:99999'", "the Redis address is 'a:7000,b:99999'"),
+        ("[live]\nredis = 'cache'", "live.redis: the Redis address is 'cache'. Expected host:port"),
+        ("[live]\ntopic = ' '", "live.topic: ' ' names nothing. Write a name"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
         ("[serving]\nrank = 2", r"export\.toml: serving\.rank is 2\. Expected a section: \[serving\.rank\]"),
         ("[training]\nminutes = '3'", r"training\.minutes: Input should be a valid number, got '3'; docs/settings\.md lists"),
