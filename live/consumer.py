@@ -34,6 +34,7 @@ FETCH_WAIT_MS = 20  # how long a broker holds a fetch without messages
 STATUS_EVERY_S, FIRST_EVERY_S = 5.0, 0.5  # interval of looking for partitions and recording the lag; before any exists
 METADATA_TIMEOUT_S = 1.0
 RECONNECT_MS = 1_000
+TOPICS_NAMED = 10  # where the topic is missing
 REASONS_LOGGED = 10  # refused messages of a batch whose reasons are logged
 LOCK = "consumer.lock"
 
@@ -48,6 +49,7 @@ class EventConsumer:
         self._assigned: set[int] = set()  # partitions
         self._recorded_s = float("-inf")
         self._brokers = brokers
+        self._complaints: set[str] = set()  # each logged once in an outage, which may last for days
         self._seen: dict[int, int] = {}  # the latest offset read from each partition
 
     def run(self, stop: threading.Event) -> None:
@@ -77,7 +79,12 @@ class EventConsumer:
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            log.warning("kafka: %s", error)
+            self._complain(f"kafka: {error.str()}")
+
+    def _complain(self, complaint: str) -> None:
+        if complaint not in self._complaints:
+            log.warning("%s", complaint)
+            self._complaints.add(complaint)
 
     def _consume_batch(self, consumer: Consumer) -> None:
         if time.monotonic() - self._recorded_s > (STATUS_EVERY_S if self._assigned else FIRST_EVERY_S):
@@ -86,7 +93,7 @@ class EventConsumer:
         valid_messages = [message for message in messages if message.error() is None]
         for message in messages:
             if message.error() is not None:
-                log.warning("kafka: %s", message.error())
+                self._complain(f"kafka: {message.error()}")
         if valid_messages:
             self.append_messages(valid_messages)
 
@@ -94,18 +101,33 @@ class EventConsumer:
         """Assign new partitions, and record the lag."""
         self._recorded_s = time.monotonic()
         try:
-            topic = consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics.get(self._topic)
+            topics = consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
+            topic = topics.get(self._topic)
             bounds = {number: self._read_bounds(consumer, number) for number in (topic.partitions if topic else ())}
         except KafkaException as error:
-            log.warning("kafka: %s", error)
+            self._complain(
+                f"Kafka at {self._brokers} did not answer ({error.args[0].str()}). Expected a broker that lists its topics "
+                f"within {METADATA_TIMEOUT_S:g} s. Check that it runs, and that [live] brokers names it. "
+                "It is tried again all the time."
+            )
             with self._writer.transaction() as txn:
                 self._writer.count(txn, {}, kafka_broker_down=1, kafka_seen_ms=self._writer.now_ms())
             return
+        if not bounds:
+            others = ", ".join(sorted(name for name in topics if not name.startswith("__"))[:TOPICS_NAMED]) or "none"
+            self._complain(
+                f"Kafka at {self._brokers} has no topic {self._topic}; it has {others}. Expected the topic that [live] topic "
+                "names. Create it, or export with the name of the right one; it is looked for all the time."
+            )
+        elif self._complaints:
+            log.info("reads topic %s of %s again", self._topic, self._brokers)
+            self._complaints.clear()
         with self._writer.transaction() as txn:
             before = read_offsets(txn, self._writer.store, self._topic)
             offsets = self._choose_starts(txn, bounds)
             lag = sum(high - offsets[number] for number, (_, high) in bounds.items())
-            self._writer.count(txn, {}, kafka_broker_down=0, kafka_lag=lag, kafka_seen_ms=self._writer.now_ms())
+            status = {"kafka_broker_down": 0, "kafka_topic_missing": int(not bounds), "kafka_lag": lag}
+            self._writer.count(txn, {}, kafka_seen_ms=self._writer.now_ms(), **status)
         began_anew = any(offsets[number] < before.get(number, 0) for number in bounds)  # else it would wait at its old place
         if set(bounds) != self._assigned or began_anew:
             consumer.assign([TopicPartition(self._topic, number, offsets[number]) for number in bounds])

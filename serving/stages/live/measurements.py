@@ -30,6 +30,7 @@ COUNTED = {  # counters of the store's helpers (live/)
 STATED = {  # current values that the helpers state
     "kafka_lag": "Messages that are waiting in the topic",
     "kafka_broker_down": "1 while no broker answers",
+    "kafka_topic_missing": "1 while the brokers do not have the topic",
     "redis_lag": "Events of this machine that Redis does not have yet",
     "redis_down": "1 while Redis does not answer the process that shares events",
 }

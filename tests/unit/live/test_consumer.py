@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import random
 import threading
@@ -267,3 +268,27 @@ def test_without_a_broker_other_events_go_on_and_it_is_said(folder, monkeypatch)
     with consuming(folder, "127.0.0.1:1"), closing(Writer(folder, Layout(), KINDS.names)) as writer:
         until(lambda: counters(folder).get("kafka_broker_down") == 1)
         assert writer.append(purchase(1, 2)).tolist() == [1]
+
+
+def test_a_missing_topic_is_said_once_and_read_as_soon_as_it_exists(folder, broker, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, logger="live.consumer")
+    monkeypatch.setattr("live.consumer.FIRST_EVERY_S", 0.05)
+    broker.create("evnets")
+    with consuming(folder, broker.address):
+        until(lambda: counters(folder).get("kafka_topic_missing") == 1)
+        seen_ms = counters(folder)["kafka_seen_ms"]
+        until(lambda: counters(folder)["kafka_seen_ms"] > seen_ms + 200)
+        assert caplog.text.count("has no topic events; it has evnets. Expected the topic that [live] topic names.") == 1
+        send(broker, range(3))
+        until(lambda: last_sequence(folder) == 3)
+        assert counters(folder)["kafka_topic_missing"] == 0
+        assert "reads topic events of" in caplog.text
+
+
+def test_an_outage_of_the_broker_is_logged_once(folder, monkeypatch, caplog):
+    monkeypatch.setattr("live.consumer.FIRST_EVERY_S", 0.05)
+    with consuming(folder, "127.0.0.1:1"):
+        until(lambda: counters(folder).get("kafka_broker_down") == 1)
+        seen_ms = counters(folder)["kafka_seen_ms"]
+        until(lambda: counters(folder)["kafka_seen_ms"] > seen_ms)
+    assert caplog.text.count("Kafka at 127.0.0.1:1 did not answer (") == 1
