@@ -76,6 +76,8 @@ class Sharer:
         self._users, self._items = USERS_VIEW, ITEMS_VIEW
         self._reader = Reader(writer.store.folder)
         self._recorded_s = float("-inf")
+        self._shared: int | None = None  # sequence up to which Redis had the log when it last answered
+        self._complaints: set[str] = set()  # each logged once in an outage, which may last for days
         self.machine = writer.name_machine()
         with self._reader.snapshot() as snapshot:
             self._former = snapshot.read_former_machines()
@@ -88,8 +90,10 @@ class Sharer:
                 try:
                     self._follow(stop)
                 except DependencyError as error:
-                    log.warning("%s", error)
-                    self._record_status(redis_down=1)
+                    if (complaint := str(error)) not in self._complaints:
+                        log.warning("%s It is tried again every %g s.", complaint, PAUSE_S)
+                        self._complaints.add(complaint)
+                    self._record_outage()
                     stop.wait(PAUSE_S)
         self._reader.close()
 
@@ -98,12 +102,16 @@ class Sharer:
         shared = self.read_shared_sequence()
         self._write_position(shared, self._writer.store.read_progress())  # also where nothing is left to share
         while not stop.is_set():
+            self._shared = shared
             progress = self._writer.store.read_progress()
             if progress.last_sequence > shared:
                 shared = self.share(shared)
             else:
                 stop.wait(IDLE_S)
             if time.monotonic() - self._recorded_s > STATUS_EVERY_S:
+                if self._complaints:
+                    log.info("Redis at %s takes events again", self._state.addresses)
+                    self._complaints.clear()
                 self._record_status(redis_down=0, redis_lag=progress.last_sequence - min(shared, progress.last_sequence))
                 shared = min(shared, self.read_shared_sequence())  # Redis may have lost data
 
@@ -241,6 +249,13 @@ class Sharer:
     def _read_event_names(self) -> list[str]:
         with self._reader.snapshot() as snapshot:
             return snapshot.read_event_names()
+
+    def _record_outage(self) -> None:
+        if self._shared is None:  # it has not answered yet
+            self._record_status(redis_down=1)
+        else:
+            last = self._writer.store.read_progress().last_sequence
+            self._record_status(redis_down=1, redis_lag=max(last - self._shared, 0))
 
     def _record_status(self, **stated: float) -> None:
         self._recorded_s = time.monotonic()

@@ -57,6 +57,11 @@ class ServerError(RecommenderError):
     status = "UNAVAILABLE"
 
 
+def describe_redis_error(error: Exception) -> str:
+    """Return the reason of an error of redis-py: its `repr` has none, and its text may hold the command, with ids of users."""
+    return str(error).rpartition(" of pipeline caused error: ")[2] or type(error).__name__
+
+
 def run_program(program: Callable[[], object]) -> None:
     """Run a command-line program. An error raised on purpose, or a refused file, ends it with exit code 1 and a message."""
     try:

@@ -21,10 +21,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 
-from serving.contract.errors import DependencyError
+from serving.contract.errors import DependencyError, describe_redis_error
 from serving.live.feast_layout import make_entity_key
 from serving.live.feast_views import View
 
@@ -162,11 +162,23 @@ class RedisState:
         try:
             return self._run_by_node(self._connect(), commands)
         except (RedisError, RedisClusterException, OSError) as error:
+            reason = describe_redis_error(error)
+            if isinstance(error, OutOfMemoryError):  # it answers what only reads
+                raise DependencyError(
+                    f"Redis at {self.addresses} is full ({reason}). Expected memory for users and items below maxmemory. "
+                    "Raise maxmemory, or export with fewer [live] idle_days."
+                ) from error
+            if isinstance(error, ResponseError) and reason.startswith("WRONGTYPE"):  # other keys are not concerned
+                raise DependencyError(
+                    f"Redis at {self.addresses} holds a key of the project {self.project} that is no hash ({reason}). Expected "
+                    "hashes as Feast writes them. Find it with `redis-cli --scan --type string` (or list, set, zset, stream) "
+                    "on each node, and remove it."
+                ) from error
             self._cluster, self._closed_until_s = None, time.monotonic() + PAUSE_S
             raise DependencyError(
-                f"Redis at {self.addresses} did not answer ({error!r}). Expected a cluster that replies within "
-                f"{1000 * self.timeout_s:.0f} ms. Check that it runs with cluster-enabled yes; answers come without "
-                "live state meanwhile."
+                f"Redis at {self.addresses} did not answer ({reason}). Expected a cluster that replies within "
+                f"{1000 * self.timeout_s:.0f} ms. Check that it runs with cluster-enabled yes, and that LIVE_REDIS_USER and "
+                f"{PASSWORD} are its credentials; answers come without live state meanwhile."
             ) from error
 
     def _run_by_node(self, cluster: RedisCluster, commands: Sequence[Command]) -> list:

@@ -151,15 +151,16 @@ class RedisCache(Cache):
 
     def _record_failure(self, error: Exception) -> None:
         if self._breaker.closed:
-            log.warning("going on without the cache: Redis at %s did not answer (%r)", self.address, error)
+            log.warning("going on without the cache: Redis at %s did not answer (%s)", self.address, _describe(error))
         self._breaker.record_failure()
         self.counts.add(failures=1)
 
     def _make_forget_error(self, users: set[int], error: Exception) -> CacheUnavailable:
         self._record_failure(error)
         return CacheUnavailable(
-            f"{len(users)} users were not forgotten: Redis at {self.address} did not answer ({error!r}). Expected an answer "
-            f"within {self._timeout_s:g} s. Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
+            f"{len(users)} users were not forgotten: Redis at {self.address} did not answer ({_describe(error)}). Expected "
+            f"an answer within {self._timeout_s:g} s. "
+            f"Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
         )
 
     def _name_token(self, user_id: int) -> str:
@@ -167,6 +168,11 @@ class RedisCache(Cache):
 
     def _name_answer(self, key: Key, generation: int) -> str:
         return f"{self.namespace}:{{{key.user_id}}}:{generation}:{key.question.hex()}"
+
+
+def _describe(error: Exception) -> str:
+    """Return the reason of an error of redis-py: its `repr` has none, and its text may hold the command, with ids of users."""
+    return str(error).rpartition(" of pipeline caused error: ")[2] or type(error).__name__
 
 
 def _make_clients(url: str, timeout_s: float) -> tuple:

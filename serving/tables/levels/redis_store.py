@@ -8,7 +8,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from redis.retry import Retry
 
-from serving.contract.errors import DataError, DependencyError
+from serving.contract.errors import DataError, DependencyError, describe_redis_error
 from serving.tables.config import RedisConfig
 from serving.tables.formats.mixer import compute_partitions
 from serving.tables.formats.redis_layout import name_log_hash, name_value_hash
@@ -190,8 +190,9 @@ class RedisStore:
         except (RedisError, RedisClusterException, OSError) as error:
             self._cluster = None
             raise DependencyError(
-                f"Redis at {self._config.address} did not answer ({error!r}). Expected a cluster that replies within "
-                f"{self._config.timeout_ms} ms. Check that it runs with cluster-enabled yes; rows come from L3 meanwhile."
+                f"Redis at {self._config.address} did not answer ({describe_redis_error(error)}). Expected a cluster "
+                f"that replies within {self._config.timeout_ms} ms. Check that it runs with cluster-enabled yes; rows come "
+                "from L3 meanwhile."
             ) from error
 
     def _connect(self) -> RedisCluster:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -13,11 +13,12 @@ from live.archive import compact, drop_segments
 from live.backup import back_up, restore
 from live.erase import erase_user
 from serving.contract.errors import DependencyError, RecommenderError
+from serving.live.feast_layout import make_entity_key
 from serving.live.feast_views import USERS_VIEW
-from serving.live.redis_state import TIMEOUT_S
+from serving.live.redis_state import TIMEOUT_S, RedisState
 from serving.live.sequences import hash_machine
 from tests.unit.live.batches import purchase
-from tests.unit.live.redis_machines import machine
+from tests.unit.live.redis_machines import PROJECT, machine
 from tests.waiting import until
 
 
@@ -96,7 +97,7 @@ def test_a_restored_store_with_nothing_new_says_that_redis_has_all_of_it(tmp_pat
         assert not any(erase_user(host.writer, 1, state).left.values())
 
 
-def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch):
+def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch, caplog):
     monkeypatch.setattr("live.sharing.PAUSE_S", 0.05)
     monkeypatch.setattr("live.sharing.STATUS_EVERY_S", 0.05)
     monkeypatch.setattr("serving.live.redis_state.PAUSE_S", 0.05)
@@ -114,7 +115,53 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
             until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
             host.writer.append(purchase(1, 8))
             until(lambda: state.read_positions()[host.sharer.machine].shared_sequence == 2)
+            until(lambda: host.writer.store.read_counters().get("redis_lag") == 0)
+            caplog.clear()
+            redis.freeze()
+            for item in (9, 10):
+                host.writer.append(purchase(2, item))
+            until(lambda: host.writer.store.read_counters().get("redis_lag") == 2)
+            seen_ms = host.writer.store.read_counters()["redis_seen_ms"]
+            until(lambda: host.writer.store.read_counters()["redis_seen_ms"] > seen_ms)
+            redis.thaw()
+            until(lambda: host.writer.store.read_counters().get("redis_lag") == 0)
+            told = [record.getMessage() for record in caplog.records if record.name == "live.sharing"]
+            assert told
+            assert len(told) == len(set(told))  # however long the outage takes
             stop.set()
             running.result()
     (entity,) = state.read(USERS_VIEW, np.array([1]))
     assert entity.values["seen_ids"] == [7, 8]
+
+
+def test_a_key_of_another_shape_is_named_and_concerns_no_other(state, redis):
+    key = make_entity_key(PROJECT, USERS_VIEW.join_key, 19)
+    redis.client.set(key, b"no hash")
+    with pytest.raises(DependencyError, match=r"holds a key of the project shop that is no hash \(WRONGTYPE") as told:
+        state.read(USERS_VIEW, np.array([19]))
+    assert "HMGET" not in str(told.value)  # nor any key, because keys hold ids of users
+    assert state.read(USERS_VIEW, np.array([20]))[0].values == {}  # at once, without a pause
+
+
+def test_a_full_redis_is_named_and_still_read(tmp_path, state, redis):
+    with machine(tmp_path / "a", redis.address) as host:
+        host.writer.append(purchase(1, 7))
+        host.share_all()
+        redis.client.config_set("maxmemory", 1)
+        host.writer.append(purchase(1, 8))
+        with pytest.raises(DependencyError, match=r"is full \(.*Raise maxmemory"):
+            host.share_all()
+        assert host.sharer.read_shared_sequence() == 1
+        redis.client.config_set("maxmemory", 0)
+        host.share_all()
+    assert state.read(USERS_VIEW, np.array([1]))[0].values["event_count"] == 2
+
+
+def test_a_refused_password_is_told_from_an_outage(redis, monkeypatch):
+    monkeypatch.setenv("LIVE_REDIS_PASSWORD", "wrong")
+    redis.client.config_set("requirepass", "right")
+    with ExitStack() as ending:
+        ending.callback(redis.client.config_set, "requirepass", "")
+        state = ending.enter_context(closing(RedisState(redis.address, PROJECT)))
+        with pytest.raises(DependencyError, match=r"invalid username-password pair.*LIVE_REDIS_PASSWORD are its credentials"):
+            state.read_positions()
