@@ -56,6 +56,8 @@ from serving.stages.rules.applied import read_current_version
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 Repo = Annotated[Path, typer.Option(help="model repository; its live store is beside it")]
 DEFAULT = Path("model_repository")
+MOST_DAYS = 36_500.0
+LAST_SEQUENCE = (1 << 63) - 1
 
 
 @app.command()
@@ -119,11 +121,12 @@ def compact(
         float | None,
         typer.Option(
             min=0,
+            max=MOST_DAYS,
             help="newer events stay in the store, which recognises repeated ids of theirs (default: as in a round of "
             "maintenance: key_days of the export, and up to 30 days what the pinned generation does not know)",
         ),
     ] = None,
-    archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,
+    archive_days: Annotated[float | None, typer.Option(min=0, max=MOST_DAYS, help="remove segments that are older")] = None,
     archive_bytes: Annotated[int | None, typer.Option(min=0, help="remove the oldest segments beyond this size")] = None,
 ) -> None:
     """Move old events from the store into the archive, then remove expired segments. The server may keep running."""
@@ -204,7 +207,7 @@ def share(
 def export(
     target: Annotated[Path, typer.Argument(help="Parquet file to write", resolve_path=True)],
     repo: Repo = DEFAULT,
-    after: Annotated[int, typer.Option(help="only events after this sequence")] = 0,
+    after: Annotated[int, typer.Option(min=0, max=LAST_SEQUENCE, help="only events after this sequence")] = 0,
 ) -> None:
     """Write the whole log, archive and store, into one Parquet file."""
     folder, count, writer = find_store(repo), 0, None

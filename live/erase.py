@@ -172,7 +172,8 @@ def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
         if time.monotonic() > deadline_s:
             raise RecommenderError(
                 f"Redis has this machine's events up to {reached} of {last}: one of user {user_id} may still be shared. "
-                "Store and archive are erased. Start the server, whose helper shares the rest, and erase again."
+                "Store and archive are erased. Start the server, whose helper shares the rest, and erase again. If it runs, "
+                "the log of that helper (.run/logs/live-share-*.log) has what stops it."
             )
         time.sleep(0.05)
     return shared.delete(USERS_VIEW, user_id)

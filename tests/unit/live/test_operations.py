@@ -324,3 +324,13 @@ def test_a_compaction_by_hand_keeps_what_the_generation_does_not_know_and_warns_
     said = call("compact", "--keep-days", 5, *repo)
     assert f"{2 if is_known else 4} events moved" in said
     assert ("the pinned generation knows events until" in said) == (not is_known)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("compact", "--archive-days", "inf"), ("compact", "--keep-days", "inf"), ("export", "log.parquet", "--after", "-1")],
+)
+def test_numbers_out_of_range_are_refused(words, tmp_path):
+    result = CliRunner().invoke(app, [*words, "--repo", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[-2]}'" in result.stderr
