@@ -14,6 +14,9 @@ TRITON ?=
 REPO ?= model_repository
 # settings of the export (docs/settings.md lists every key); empty = the defaults
 CONFIG ?=
+# paths are names of targets, and make splits these at spaces
+refuse_space = $(if $(word 2,$($(1))),$(error $(1) is "$($(1))", and make takes no path with a space. Rename the folder, or link to it))
+$(foreach name,REPO DATA CONFIG,$(call refuse_space,$(name)))
 GRPC_PORT ?= 8001
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002

@@ -109,3 +109,12 @@ def test_run_exports_again_into_a_repository_of_any_name(exported):
     assert exported("REPO=a:b=c")
     assert exported("REPO=a:b=c", "CONFIG=other.toml")
     assert exported("REPO=a:b=c")
+
+
+@pytest.mark.parametrize("name", ["REPO", "DATA", "CONFIG"])
+def test_a_path_with_a_space_is_refused_with_the_reason(name):
+    clean = {key: value for key, value in os.environ.items() if key not in OURS}
+    dry = ["make", "--dry-run", "serve", f"{name}=/shops/my shop"]
+    refused = subprocess.run(dry, cwd=PROJECT, env=clean, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert f'{name} is "/shops/my shop", and make takes no path with a space. Rename the folder' in refused.stderr
