@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     from tests.unit.tables.redis_server import RedisServer
 
 # Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
-TRAINED_ONCE = ("tests/unit/training/models/", "tests/unit/training/ranking/")
+TRAINED_ONCE = ("tests/long/training/models/", "tests/long/training/ranking/")
 
 # These begin first: the long lane, then files of few tests that take as long as many
 FIRST = (
     "tests/long/",
-    "tests/unit/training/retrieval/test_choose.py",
     "tests/unit/server/test_gateway_address.py",
     "tests/unit/live/test_exposure_merges.py",
     "tests/unit/gateway/test_progress.py",

@@ -6,7 +6,7 @@
 
 Rows are ordered: bottom MLP, user slots, item slots. HugeCTR's Interaction gives row 0 itself, then the pairs, for j in 1..n-1:
 for i in 0..j-1: (i, j), then a zero column. `collect_layers()` returns the weights in that layout, so that a plain DLRM over
-one flat row per pair (tests/unit/training/models/test_dlrm.py) computes the same logits.
+one flat row per pair (tests/long/training/models/test_dlrm.py) computes the same logits.
 
 Letters: B requests, C candidates, D embedding width, Fu / Si user and item slots, Gu / Gp numbers of the user and of the pair.
 """

@@ -11,7 +11,7 @@ from serving.contract.errors import DependencyError
 from serving.contract.tensors import Degraded
 from serving.stages.rank import TABLES_FOLDER, Rank
 from serving.tables.store.tables import EmbeddingTables
-from tests.unit.training.ranking.conftest import SETTINGS, tensors
+from tests.long.training.ranking.conftest import SETTINGS, tensors
 
 
 def over(rank: Rank, tables: Any) -> Rank:

@@ -14,8 +14,8 @@ import torch
 from export.learning import Learning, keep_weights
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import OOV_ROW
-from tests.unit.training.models.conftest import lesson_of
-from tests.unit.training.ranking.conftest import popularity_retrieve
+from tests.long.training.models.conftest import lesson_of
+from tests.long.training.ranking.conftest import popularity_retrieve
 from training.dataset import Dataset, load_dataset
 from training.features.aggregates import DEFAULTS
 from training.features.build import Features, build_features

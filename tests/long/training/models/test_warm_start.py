@@ -13,8 +13,8 @@ from export.learning import keep_learned, measure_erasures, plan_learning
 from live.erase import PROOFS
 from serving.contract.errors import ArtifactError
 from serving.live.store import LEARNED
+from tests.long.training.models.test_sequence import LENGTH, N_ITEMS, SHAPE, cyclic_log
 from tests.present import present
-from tests.unit.training.models.test_sequence import LENGTH, N_ITEMS, SHAPE, cyclic_log
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_sequence import SequenceSettings, Taken, Windows, cut_windows, train_sequence
 from training.models.warm_start import EARLIER, SERVED, read_learned, write_learned

@@ -11,8 +11,8 @@ from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, make_stage_spe
 from serving.stages import rank as rank_stage
 from serving.stages.best_lists import LIST_FEATURES, list_features
 from serving.stages.rank import Rank, RankOutputs
-from tests.unit.training.models.conftest import lesson_of
-from tests.unit.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
+from tests.long.training.models.conftest import lesson_of
+from tests.long.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
 from training.models.compress import compress
 from training.models.distill import STUDENT
 from training.models.reranker import Lists, compute_corrections

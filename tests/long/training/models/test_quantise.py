@@ -8,9 +8,9 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from tests.long.training.models.conftest import QUIET, order_agreement
+from tests.long.training.models.test_dlrm import SHAPE, random_inputs, random_network, run
 from tests.present import present
-from tests.unit.training.models.conftest import QUIET, order_agreement
-from tests.unit.training.models.test_dlrm import SHAPE, random_inputs, random_network, run
 from training.models.distill import STUDENT, distil, measure_agreement
 from training.models.dlrm_graph import export_dlrm
 from training.models.quantise import quantise, quantise_after_training, train_in_int8

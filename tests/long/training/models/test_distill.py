@@ -8,7 +8,7 @@ import torch
 
 from export.settings import Settings
 from export.training_settings import choose_ranking_settings
-from tests.unit.training.models.conftest import QUIET, order_agreement
+from tests.long.training.models.conftest import QUIET, order_agreement
 from training.models.compress import LEAST_KEPT, measure_kept_quality
 from training.models.distill import STUDENT, count_macs, distil, make_student, measure_agreement
 from training.models.dlrm import Shape

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.training.ranking.conftest import popularity_retrieve
+from tests.long.training.ranking.conftest import popularity_retrieve
 from training.dataset import load_dataset, split_log
 from training.features.build import build_features
 from training.features.schema import FeatureSettings

@@ -11,9 +11,9 @@ import pytest
 from export.prequential import choose_questions
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
+from tests.long.training.models.conftest import lesson_of
+from tests.long.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from tests.present import present
-from tests.unit.training.models.conftest import lesson_of
-from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from training.dataset import load_dataset
 from training.dataset.repeats import find_repeats
 from training.features.build import build_features

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.training.models.conftest import QUIET
+from tests.long.training.models.conftest import QUIET
 from training.models.compress import choose_ranker, compress, measure_kept_quality
 from training.models.distill import STUDENT, count_macs
 from training.models.ranking_data import Requests

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.training.models.conftest import QUIET, order_agreement
+from tests.long.training.models.conftest import QUIET, order_agreement
 from training.models.distill import STUDENT, count_macs, distil
 from training.models.prune import keep_units, measure_importance, prune
 from training.models.train_ranker import compute_rank_scores, predict

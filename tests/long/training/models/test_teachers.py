@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.training.models.conftest import QUIET
+from tests.long.training.models.conftest import QUIET
 from training.models.dlrm import Shape
 from training.models.ranking import RankingSettings, explain_no_teachers
 from training.models.teacher_networks import AttentionNetwork, CrossNetwork
