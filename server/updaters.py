@@ -27,13 +27,22 @@ def follow(state: ServerState, run_dir: Path) -> None:
     Raises ServerError when it does not start; its supervisor keeps trying, as after a crash.
     """
     settings = find_served_settings(state)
-    running = find_updaters(state.tag)
-    current = [process for process in running if _has_argument(process, str(settings))]
-    if not any(_has_argument(process, supervisor.__name__) for process in current):
-        current = []  # an updater without a supervisor would not be restarted
-    processes.terminate([process for process in running if process not in current])
+    current = _find_current(state, settings)
+    processes.terminate([process for process in find_updaters(state.tag) if process not in current])
     if settings is not None and not current:
         _start(state, run_dir, settings)
+
+
+def is_missing(state: ServerState) -> bool:
+    """Return whether the served generation has an update source, and no supervisor runs its updater."""
+    settings = find_served_settings(state)
+    return settings is not None and not _find_current(state, settings)
+
+
+def _find_current(state: ServerState, settings: Path | None) -> list[psutil.Process]:
+    """Return the updater of these settings and its supervisor; nothing without one: the updater would not be restarted."""
+    current = [process for process in find_updaters(state.tag) if _has_argument(process, str(settings))]
+    return current if any(_has_argument(process, supervisor.__name__) for process in current) else []
 
 
 def find_served_settings(state: ServerState) -> Path | None:

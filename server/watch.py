@@ -8,6 +8,7 @@
     every 2 s    no real request answered for ten seconds ─▶ restart
                  its gateway paused ─▶ end it: its own supervisor restarts it
     every 5 s    its gateway gone with its supervisor ─▶ restart the gateway
+                 helpers gone with their supervisors, at two looks ─▶ restart them
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
                  a challenger promoted         ─▶ activate it
                  an experiment ended otherwise ─▶ unload its challenger
@@ -46,6 +47,7 @@ from server.environment import PROJECT
 from server.generations import LOAD_TIMEOUT_S, pin_while_starting
 from server.guard import ExperimentGuard
 from server.health import open_local_client
+from server.helpers import HelperWatch
 from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer
 from server.leases import Leases, wait_until_closed
@@ -107,6 +109,7 @@ class Watch:
                 ExperimentGuard(state, self._run_dir),
                 Promotion(state, self._run_dir),
                 Release(state),
+                HelperWatch(state, self._run_dir),
                 PinFollower(state, self._run_dir),
             )
             self._follow_challenger(state)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from server import live_helpers, processes
+from server.helpers import HelperWatch
 from server.ports import Ports
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
@@ -79,3 +80,17 @@ def test_a_repository_without_live_models_has_no_helpers(state, tmp_path):
     shutil.rmtree(state.repo / OBSERVE)
     live_helpers.follow(state, tmp_path)
     assert live_helpers.find_helpers(state.tag) == []
+
+
+def test_helpers_that_are_killed_with_their_supervisors_are_started_again(state, tmp_path):
+    live_helpers.follow(state, tmp_path)
+    watch = HelperWatch(state, tmp_path)
+    assert [watch.look(), watch.look()] == ["", ""]
+    for process in live_helpers.find_helpers(state.tag):
+        process.kill()
+    until(lambda: not live_helpers.find_helpers(state.tag))
+    assert watch.look() == ""  # the server may be moving to another generation
+    assert live_helpers.find_helpers(state.tag) == []
+    assert watch.look() == "gone together with their supervisors, and started again: maintain"
+    until(lambda: len(live_helpers.find_helpers(state.tag)) == 2)
+    assert [watch.look(), watch.look()] == ["", ""]

@@ -13,6 +13,7 @@ import pytest
 
 from repository.tables import find_tables_settings, has_update_source
 from server import processes, supervisor, updaters
+from server.helpers import HelperWatch
 from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
@@ -145,3 +146,16 @@ def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
     path.write_text("{")
     with pytest.raises(ArtifactError, match=str(path)):
         has_update_source(tmp_path, 1)
+
+
+def test_an_updater_that_is_killed_with_its_supervisor_is_started_again(state, tmp_path):
+    publish(state.repo, 1, {"brokers": "a:1"})
+    updaters.follow(state, tmp_path)
+    watch = HelperWatch(state, tmp_path)
+    assert [watch.look(), watch.look()] == ["", ""]
+    for process in updaters.find_updaters(state.tag):
+        process.kill()
+    until(lambda: not updaters.find_updaters(state.tag))
+    assert watch.look() == ""
+    assert watch.look() == "gone together with their supervisors, and started again: updater"
+    assert generations_followed(state) == ["1"]
