@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from confluent_kafka import Producer
@@ -59,9 +60,15 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory, broker) -> Iterator[Supervised]:
+def folder() -> Iterator[Path]:
+    """Yield a folder on the disk: the files of other tests may be in /dev/shm, which the shop does not see."""
+    with TemporaryDirectory(prefix="faults-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def shop(folder, broker) -> Iterator[Supervised]:
     """Yield a running shop. If this user may make a mount namespace, the shop runs in its own, whose /dev/shm has SHM_MIB."""
-    folder = tmp_path_factory.mktemp("faults")
     repo, run_dir, port = copy_small_fused_repository(folder / "repository"), folder / "run", find_free_port()
     depend_on(repo, broker.address)
     command = [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
