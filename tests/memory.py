@@ -26,9 +26,10 @@ class FilesInMemory:
 
     def __init__(self) -> None:
         remove_left_ones()
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED_MEMORY))
-        self._lock: IO[str] = (self._folder / LOCK_FILE).open("w")
+        hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=SHARED_MEMORY))  # until it is locked: another run may begin now
+        self._lock: IO[str] = (hidden / LOCK_FILE).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._folder = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
         self.files = self._folder / "files"
 
     def remove(self) -> None:
@@ -50,5 +51,5 @@ def remove_left_ones() -> None:
             with (folder / LOCK_FILE).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except (BlockingIOError, FileNotFoundError, PermissionError):  # goes on, begins or ends, is another user's
+        except (BlockingIOError, FileNotFoundError, PermissionError):  # goes on, is being removed, is another user's
             continue
