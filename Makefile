@@ -14,9 +14,6 @@ TRITON ?=
 REPO ?= model_repository
 # settings of the export (docs/settings.md lists every key); empty = the defaults
 CONFIG ?=
-# paths are names of targets, and make splits these at spaces
-refuse_space = $(if $(word 2,$($(1))),$(error $(1) is "$($(1))", and make takes no path with a space. Rename the folder, or link to it))
-$(foreach name,REPO DATA CONFIG,$(call refuse_space,$(name)))
 GRPC_PORT ?= 8001
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
@@ -25,6 +22,11 @@ GATEWAY_PORT ?= 8080
 GATEWAY_CONFIG ?=
 # folder of PEM files with which gRPC speaks TLS (docs/operating.md); empty = plain
 TLS ?=
+# make splits at spaces: paths are names of targets, and arguments without quotes
+refuse_space = $(if $(word 2,$($(1))),$(error $(1) is "$($(1))", and make takes no path with a space. Rename the folder, or link to it))
+ifneq ($(filter-out help stop,$(or $(MAKECMDGOALS),help)),)
+$(foreach name,REPO DATA CONFIG GATEWAY_CONFIG TLS,$(call refuse_space,$(name)))
+endif
 # address the server listens at: this machine only, or 0.0.0.0 for everybody who reaches it. Not taken from the environment, where
 # some shells put the machine's name
 HOST = 127.0.0.1

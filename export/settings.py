@@ -179,10 +179,10 @@ class LiveChoices(_Section):
 
     @field_validator("topic", "feast_project")
     @classmethod
-    def _is_name(cls, name: str) -> str:
+    def _refuse_blank(cls, name: str) -> str:
         if not name.strip():
             raise ValueError(f"{name!r} names nothing. Write a name, or leave the key out for the default")
-        return name
+        return name.strip()
 
     @field_validator("folder")
     @classmethod

@@ -49,7 +49,8 @@ class EventConsumer:
         self._assigned: set[int] = set()  # partitions
         self._recorded_s = float("-inf")
         self._brokers = brokers
-        self._complaints: set[str] = set()  # each logged once in an outage, which may last for days
+        self._complaints: set[str] = set()  # what is logged once in an outage, which may last for days
+        self._fetch_complaints: set[str] = set()  # the same of partitions, until messages come again
         self._seen: dict[int, int] = {}  # the latest offset read from each partition
 
     def run(self, stop: threading.Event) -> None:
@@ -72,19 +73,14 @@ class EventConsumer:
                 "auto.offset.reset": "earliest",  # where the wanted message is gone
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "reconnect.backoff.max.ms": RECONNECT_MS,
-                "error_cb": self._on_error,
                 "log_level": 0,
             }
         )
 
-    def _on_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._complain(f"kafka: {error.str()}")
-
-    def _complain(self, complaint: str) -> None:
-        if complaint not in self._complaints:
+    def _complain(self, about: str, complaint: str) -> None:
+        if about not in self._complaints:
             log.warning("%s", complaint)
-            self._complaints.add(complaint)
+            self._complaints.add(about)
 
     def _consume_batch(self, consumer: Consumer) -> None:
         if time.monotonic() - self._recorded_s > (STATUS_EVERY_S if self._assigned else FIRST_EVERY_S):
@@ -92,9 +88,11 @@ class EventConsumer:
         messages = consumer.consume(MESSAGES_PER_BATCH, POLL_S)
         valid_messages = [message for message in messages if message.error() is None]
         for message in messages:
-            if message.error() is not None:
-                self._complain(f"kafka: {message.error()}")
+            if message.error() is not None and (complaint := str(message.error())) not in self._fetch_complaints:
+                log.warning("Kafka at %s gives no messages of topic %s: %s", self._brokers, self._topic, complaint)
+                self._fetch_complaints.add(complaint)
         if valid_messages:
+            self._fetch_complaints.clear()
             self.append_messages(valid_messages)
 
     def _assign_partitions(self, consumer: Consumer) -> None:
@@ -106,18 +104,20 @@ class EventConsumer:
             bounds = {number: self._read_bounds(consumer, number) for number in (topic.partitions if topic else ())}
         except KafkaException as error:
             self._complain(
+                "brokers",
                 f"Kafka at {self._brokers} did not answer ({error.args[0].str()}). Expected a broker that lists its topics "
                 f"within {METADATA_TIMEOUT_S:g} s. Check that it runs, and that [live] brokers names it. "
-                "It is tried again all the time."
+                "The consumer keeps trying.",
             )
             with self._writer.transaction() as txn:
-                self._writer.count(txn, {}, kafka_broker_down=1, kafka_seen_ms=self._writer.now_ms())
+                self._writer.count(txn, {}, kafka_broker_down=1, kafka_topic_missing=0, kafka_seen_ms=self._writer.now_ms())
             return
         if not bounds:
             others = ", ".join(sorted(name for name in topics if not name.startswith("__"))[:TOPICS_NAMED]) or "none"
             self._complain(
+                "topic",
                 f"Kafka at {self._brokers} has no topic {self._topic}; it has {others}. Expected the topic that [live] topic "
-                "names. Create it, or export with the name of the right one; it is looked for all the time."
+                "names. Create it, or export with the name of the right one. The consumer keeps looking.",
             )
         elif self._complaints:
             log.info("reads topic %s of %s again", self._topic, self._brokers)

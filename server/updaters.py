@@ -21,16 +21,17 @@ START_TIMEOUT_S = 20.0  # until it logs that it follows its source
 MODULE = "serving.tables"
 
 
-def follow(state: ServerState, run_dir: Path) -> None:
+def follow(state: ServerState, run_dir: Path, waits: bool = True) -> None:
     """Run the updater of the served generation, if it has an update source, and stop others.
 
     Raises ServerError when it does not start; its supervisor keeps trying, as after a crash.
+    waits: until it follows its source or fails; otherwise only its log tells
     """
     settings = find_served_settings(state)
     current = _find_current(state, settings)
     processes.terminate([process for process in find_updaters(state.tag) if process not in current])
     if settings is not None and not current:
-        _start(state, run_dir, settings)
+        _start(state, run_dir, settings, waits)
 
 
 def is_missing(state: ServerState) -> bool:
@@ -66,11 +67,12 @@ def _has_argument(process: psutil.Process, argument: str) -> bool:
         return False
 
 
-def _start(state: ServerState, run_dir: Path, settings: Path) -> None:
+def _start(state: ServerState, run_dir: Path, settings: Path, waits: bool) -> None:
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{state.generation}.log"
     process = start_supervised(log_path, ["-m", MODULE, str(settings), "--tag", state.tag], _find_code(settings))
-    if last_line := wait_for_start(process, log_path, "follows", START_TIMEOUT_S):
-        tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
+    if waits and (last_line := wait_for_start(process, log_path, "follows", START_TIMEOUT_S)):
+        later = "the server's supervisor tries again, or `make serve`"
+        tried = "is tried again, at most every 30 s" if process.poll() is None else f"has ended: {later}"
         raise ServerError(
             f"The updater of generation {state.generation} did not start: {last_line.rstrip('.')}. The server answers without "
             f"updates, and the updater {tried}. Correct what it names. Whole log: {log_path}."

@@ -8,7 +8,7 @@
     every 2 s    no real request answered for ten seconds ─▶ restart
                  its gateway paused ─▶ end it: its own supervisor restarts it
     every 5 s    its gateway gone with its supervisor ─▶ restart the gateway
-                 helpers gone with their supervisors, at two looks ─▶ restart them
+                 helpers gone with their supervisors for 20 s ─▶ restart them
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger
                  a challenger promoted         ─▶ activate it
                  an experiment ended otherwise ─▶ unload its challenger

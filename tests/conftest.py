@@ -1,7 +1,7 @@
 """Split the tests into lanes, one folder each:
 
     unit      no tritonserver, loopback only
-    long      the same, but takes minutes: exports, trainings, experiments, freshly compiled machine code
+    long      the same, but takes seconds a test: exports, trainings, experiments, freshly compiled machine code
     contract  a fake backend
     server    a real tritonserver
     gpu       needs a GPU
@@ -25,7 +25,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
-from tests.memory import FilesInMemory, has_room
+from tests.memory import FilesInMemory, has_room, remove_left_folders
 
 if TYPE_CHECKING:
     from tests.unit.tables.kafka_broker import MockBroker
@@ -57,9 +57,11 @@ def check_lanes(run: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.basetemp is None and has_room():  # a worker has been given the folder of its run
-        config.stash[_FILES] = FilesInMemory()
-        config.option.basetemp = str(config.stash[_FILES].files)
+    if config.option.basetemp is None:  # a worker has been given the folder of its run
+        remove_left_folders()
+        if has_room():
+            config.stash[_FILES] = FilesInMemory()
+            config.option.basetemp = str(config.stash[_FILES].files)
     if config.getoption("--lane"):
         config.option.loadscopereorder = False  # below, or in tests/server/conftest.py, the files are put in order
 

@@ -1,7 +1,7 @@
 """Keep the files of tests in memory where there is room.
 
 A run of all tests writes some hundred thousand files, most of them copies of published code. Some disks take minutes to create
-and to remove those. Of a run that failed they stay, for whoever looks for the cause, until the next run begins.
+and to remove those. The files of a run that failed stay until the next run begins, for whoever looks for the cause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class FilesInMemory:
     """A folder in memory for the files of one run. Its lock says that the run still goes on."""
 
     def __init__(self) -> None:
-        remove_left_ones()
         hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=SHARED_MEMORY))  # until it is locked: another run may begin now
         self._lock: IO[str] = (hidden / LOCK_FILE).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -44,7 +43,7 @@ def has_room() -> bool:
     return min(shutil.disk_usage(SHARED_MEMORY).free, psutil.virtual_memory().available) >= ROOM_BYTES
 
 
-def remove_left_ones() -> None:
+def remove_left_folders() -> None:
     """Remove the folders of runs that failed or were killed."""
     for folder in SHARED_MEMORY.glob(f"{PREFIX}*"):
         try:

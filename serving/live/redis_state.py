@@ -165,14 +165,14 @@ class RedisState:
             reason = describe_redis_error(error)
             if isinstance(error, OutOfMemoryError):  # it answers what only reads
                 raise DependencyError(
-                    f"Redis at {self.addresses} is full ({reason}). Expected memory for users and items below maxmemory. "
-                    "Raise maxmemory, or export with fewer [live] idle_days."
+                    f"Redis at {self.addresses} is full ({reason}). Expected room for all users and items below maxmemory. "
+                    "Raise maxmemory, or add nodes. Fewer [live] idle_days help for what is written from then on."
                 ) from error
-            if isinstance(error, ResponseError) and reason.startswith("WRONGTYPE"):  # other keys are not concerned
+            if isinstance(error, ResponseError) and reason.startswith("WRONGTYPE"):  # calls without that key go on
                 raise DependencyError(
                     f"Redis at {self.addresses} holds a key of the project {self.project} that is no hash ({reason}). Expected "
-                    "hashes as Feast writes them. Find it with `redis-cli --scan --type string` (or list, set, zset, stream) "
-                    "on each node, and remove it."
+                    f"hashes as Feast writes them. Find it with `redis-cli --scan --type string --pattern '*{self.project}'` "
+                    "(or list, set, zset, stream) on each node, make sure that no other application wrote it, and remove it."
                 ) from error
             self._cluster, self._closed_until_s = None, time.monotonic() + PAUSE_S
             raise DependencyError(

@@ -32,7 +32,7 @@ STATED = {  # current values that the helpers state
     "kafka_broker_down": "1 while no broker answers",
     "kafka_topic_missing": "1 while the brokers do not have the topic",
     "redis_lag": "Events of this machine that Redis does not have yet",
-    "redis_down": "1 while Redis does not answer the process that shares events",
+    "redis_down": "1 while events cannot be shared in Redis",
 }
 SILENT = "kafka_silent_seconds"
 TIMES = {

@@ -134,7 +134,7 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
     assert entity.values["seen_ids"] == [7, 8]
 
 
-def test_a_key_of_another_shape_is_named_and_concerns_no_other(state, redis):
+def test_a_key_of_another_shape_is_named_and_fails_no_call_without_it(state, redis):
     key = make_entity_key(PROJECT, USERS_VIEW.join_key, 19)
     redis.client.set(key, b"no hash")
     with pytest.raises(DependencyError, match=r"holds a key of the project shop that is no hash \(WRONGTYPE") as told:

@@ -82,15 +82,20 @@ def test_a_repository_without_live_models_has_no_helpers(state, tmp_path):
     assert live_helpers.find_helpers(state.tag) == []
 
 
-def test_helpers_that_are_killed_with_their_supervisors_are_started_again(state, tmp_path):
+def test_helpers_that_are_killed_with_their_supervisors_are_started_again(state, tmp_path, monkeypatch):
     live_helpers.follow(state, tmp_path)
+    state.save(tmp_path)
     watch = HelperWatch(state, tmp_path)
     assert [watch.look(), watch.look()] == ["", ""]
     for process in live_helpers.find_helpers(state.tag):
         process.kill()
     until(lambda: not live_helpers.find_helpers(state.tag))
-    assert watch.look() == ""  # the server may be moving to another generation
+    assert [watch.look(), watch.look()] == ["", ""]  # the server may be moving to another generation
     assert live_helpers.find_helpers(state.tag) == []
+    monkeypatch.setattr("server.helpers.MOVE_S", 0.0)
+    state.change(tmp_path, generation=2)
+    assert watch.look() == ""  # whoever moved it keeps its helpers
+    state.change(tmp_path, generation=1)
     assert watch.look() == "gone together with their supervisors, and started again: maintain"
     until(lambda: len(live_helpers.find_helpers(state.tag)) == 2)
     assert [watch.look(), watch.look()] == ["", ""]
