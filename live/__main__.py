@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import typer
 from rich.table import Table
 
+from live.archive import LAST_SEQUENCE, drop_segments, list_segments, read_log, to_table
 from live.archive import compact as compact_log
-from live.archive import drop_segments, list_segments, read_log, to_table
 from live.backup import back_up
 from live.backup import restore as restore_backup
 from live.consumer import EventConsumer
@@ -28,7 +28,7 @@ from live.erase import erase_user
 from live.exposure_merges import merge_exposures
 from live.forget import ALWAYS_MS, forget_items
 from live.ids import find_item_id, find_user_id, is_learned, read_item_texts
-from live.maintenance import DAY_MS, Retention, choose_archived_until, lock
+from live.maintenance import DAY_MS, MOST_DAYS, Retention, choose_archived_until, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
 from live.printing import describe_counts, describe_oldest, format_time, out, show_columns, show_user
@@ -56,8 +56,6 @@ from serving.stages.rules.applied import read_current_version
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 Repo = Annotated[Path, typer.Option(help="model repository; its live store is beside it")]
 DEFAULT = Path("model_repository")
-MOST_DAYS = 36_500.0
-LAST_SEQUENCE = (1 << 63) - 1
 
 
 @app.command()
@@ -122,8 +120,7 @@ def compact(
         typer.Option(
             min=0,
             max=MOST_DAYS,
-            help="newer events stay in the store, which recognises repeated ids of theirs (default: as in a round of "
-            "maintenance: key_days of the export, and up to 30 days what the pinned generation does not know)",
+            help="newer events stay in the store, which recognises their ids (default: as `live maintain` does, docs/live.md)",
         ),
     ] = None,
     archive_days: Annotated[float | None, typer.Option(min=0, max=MOST_DAYS, help="remove segments that are older")] = None,

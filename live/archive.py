@@ -23,6 +23,7 @@ from serving.live.store import ARCHIVE
 from serving.live.writer import Writer
 
 EVENTS_PER_SEGMENT = 1_000_000
+LAST_SEQUENCE = (1 << 63) - 1
 EVENTS_PER_READ = 65_536
 CLOCK_ERROR_MS = 86_400_000
 TYPES = ("observed", "item changed", "user changed", "user evicted", "item forgotten")  # by the type's code in HEADER

@@ -22,6 +22,7 @@ from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Write
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
+MOST_DAYS = 36_500.0  # that a command accepts: moments stay within what a clock can say
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
 CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction

@@ -30,14 +30,18 @@ def follow(state: ServerState, run_dir: Path) -> None:
     """Start the helpers that the served generation needs, and stop those of another generation."""
     running, wanted = find_helpers(state.tag), list_commands(state)
     processes.terminate([process for process in running if not any(runs(process, command) for command in wanted.values())])
-    for name in list_missing(state):
+    for name in _find_unsupervised(wanted, running):
         _start(state, run_dir, name, wanted[name])
 
 
 def list_missing(state: ServerState) -> set[str]:
     """Return the names of the helpers that the served generation needs and no supervisor runs."""
-    supervisors = [process for process in find_helpers(state.tag) if processes.runs_module(process, supervisor.__name__)]
-    return {name for name, command in list_commands(state).items() if not any(runs(each, command) for each in supervisors)}
+    return _find_unsupervised(list_commands(state), find_helpers(state.tag))
+
+
+def _find_unsupervised(commands: dict[str, list[str]], running: list[psutil.Process]) -> set[str]:
+    supervisors = [process for process in running if processes.runs_module(process, supervisor.__name__)]
+    return {name for name, command in commands.items() if not any(runs(each, command) for each in supervisors)}
 
 
 def list_commands(state: ServerState) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from live.exposures import FOLDER, list_exposure_files
+from live.maintenance import MOST_DAYS
 from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
@@ -39,7 +40,6 @@ from trials.unseen import MOST_JUDGED, Reward, pair_answers, read_judged_answers
 
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
-MOST_DAYS = 36_500.0
 METRICS = ("ctr", "conversion", "value", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)
