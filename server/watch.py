@@ -84,10 +84,11 @@ class Watch:
         self._process: subprocess.Popen | None = None
         self._scanned_s = float("-inf")
         self._unwritten: set[str] = set()
+        self._exit_code = 0  # once a signal asked for the end: its number + 128
 
     def run(self) -> None:
-        """Supervise until the server is stopped."""
-        while (path := make_state_path(self._run_dir, self._port)).exists():
+        """Supervise until the server is stopped. Raises SystemExit once `exit_on_signal` was called."""
+        while not self._exit_code and (path := make_state_path(self._run_dir, self._port)).exists():
             if state := read_state(path):
                 try:
                     self._look(state)
@@ -95,6 +96,17 @@ class Watch:
                     say(traceback.format_exc())
             with contextlib.suppress(queue.Empty):
                 self._opened.get(timeout=TICK_S)
+        if self._exit_code:
+            sys.exit(self._exit_code)
+
+    def exit_on_signal(self, signum: int, _: FrameType | None) -> None:
+        """Handle a signal: raise SystemExit, so that a restart, which may take minutes, is not waited for.
+
+        Python ignores the exception while it finalises an object. `run` then ends after its present look.
+        """
+        self._exit_code = 128 + signum
+        self.look_at_once()
+        sys.exit(self._exit_code)
 
     def look_at_once(self) -> None:
         """End the pause between two looks. For signal handlers: may be called at any moment."""
@@ -308,10 +320,6 @@ def say(line: str) -> None:
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {line}", flush=True)
 
 
-def _exit_on_signal(signum: int, _: FrameType | None) -> None:
-    sys.exit(128 + signum)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m server.watch")
     parser.add_argument("--grpc-port", type=int, required=True)
@@ -319,9 +327,9 @@ def main() -> None:
     parser.add_argument("--tag", required=True, help="marks this process as the supervisor of that server")
     parser.add_argument("--owner", action="store_true", help="stop the server when this process ends")
     options = parser.parse_args()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, _exit_on_signal)
     watching = Watch(options.run_dir, options.grpc_port)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, watching.exit_on_signal)
     signal.signal(signal.SIGIO, lambda *_: watching.look_at_once())  # of a lease, see leases.py
     try:
         watching.run()

@@ -99,6 +99,20 @@ def test_a_supervisor_that_owns_its_server_stops_it_and_exits_itself(state, tmp_
     assert not is_running(state.pid, state.tag)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_whose_exception_python_ignores_ends_a_supervisor_after_its_look(state, tmp_path):
+    class Finalised:
+        def __del__(self) -> None:
+            watching.exit_on_signal(signal.SIGTERM, None)
+
+    watching = Watch(tmp_path, state.ports.grpc)
+    with ThreadPoolExecutor(1) as pool:
+        supervised = pool.submit(watching.run)
+        Finalised()
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+            supervised.result(30)
+
+
 def test_a_server_that_accepts_calls_and_answers_none_does_not_hold_up_its_supervisor(state):
     ended = threading.Event()
 
