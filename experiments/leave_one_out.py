@@ -13,7 +13,7 @@ user has seen. Every event counts as a positive, whatever its rating. Compared a
                  shape of SHAPES is trained; the one that finds the most validation items learns from these items too
     popularity, item-kNN, EASE    settings chosen on the validation items; they learn from these items too
 
-Published figures that an answer may be compared with are in PUBLISHED. Some minutes per data set and seed.
+Published figures that an answer may be compared with are in PUBLISHED. Hours per data set and seed, on two cores.
 """
 
 from __future__ import annotations
