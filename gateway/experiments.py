@@ -110,6 +110,11 @@ class Experiments:
         experiment = self.read_current()
         return {champion, experiment.challenger} if experiment and experiment.runs else {champion}
 
+    def find_discarded(self) -> int | None:
+        """Return the challenger of the latest experiment if it ended without a promotion; None otherwise."""
+        experiment = self.read_current()
+        return None if experiment is None or experiment.state in ("running", "promoted") else experiment.challenger
+
     def enrol(self, user_id: int | None, forced: int | None, champion: int) -> Enrolment:
         """Return a request's part in the experiment.
 

@@ -93,6 +93,8 @@ class Answering:
         shop, request_id, (query, is_known) = self._shop, uuid.uuid4().hex, await self._make_query(question)
         counted_id = question.find_counted_id(shop)
         shop.refresh()
+        if discarded := self._experiments.find_discarded():
+            shop.forget_names(discarded)
         enrolment = self._experiments.enrol(counted_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
         try:

@@ -63,6 +63,11 @@ class Shop:
             self._learning = asyncio.create_task(self._learn(challenger))
         await asyncio.wait((self._learning,), timeout=max(within_s, 0.0))
 
+    def forget_names(self, challenger: int) -> None:
+        """Forget the items that only a challenger has: they are unknown again."""
+        if challenger == self._tried.generation:
+            self._tried = Catalogue()
+
     async def _learn(self, challenger: int) -> None:
         try:
             self._tried = await asyncio.to_thread(Catalogue.load, self.repo, challenger)
@@ -184,6 +189,7 @@ class Shop:
     def _use(self, published: Published, live_items: LiveItems) -> None:
         self._blocked_items = BlockedItems(self.reader.folder, published)
         self.published, self.live_items = published, live_items
+        self.forget_names(published.generation)  # a challenger that was promoted
         self._metrics.generation.set(published.generation)
 
 

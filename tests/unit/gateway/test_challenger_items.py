@@ -1,13 +1,13 @@
-"""Items that only the challenger's catalogue has are named as the shop knows them."""
+"""Items that only the challenger's catalogue has are named as the shop knows them, while the experiment runs."""
 
 import json
 
 import numpy as np
 import pytest
 
-from repository.experiments import start_experiment
+from repository.experiments import end_experiment, start_experiment
 from serving.contract.ids import stable_id
-from serving.live.experiment import Experiment, Mode
+from serving.live.experiment import Experiment, Mode, State
 from tests.repositories import copy_generation, copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 
@@ -39,6 +39,17 @@ def door(tmp_path, mode) -> Gateway:
     return door
 
 
+def post_new(door: Gateway) -> dict:
+    response = door.ask("POST", "/v1/events", json={"user": "7", "item": "new"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def list_titles(door: Gateway) -> dict[str, str | None]:
+    answer = door.ask("GET", "/v1/recommendations", params={"user": "7"}).json()
+    return {item["id"]: item["title"] for item in answer["items"]}
+
+
 def test_an_item_of_the_challenger_has_its_own_id_and_title(door):
     answer = door.ask("GET", "/v1/recommendations", params={"user": "7"}).json()
     items = {item["id"]: item["title"] for item in answer["items"]}
@@ -47,3 +58,22 @@ def test_an_item_of_the_challenger_has_its_own_id_and_title(door):
     posted = door.ask("POST", "/v1/events", json={"user": "7", "item": "new", "request_id": answer["request_id"]}).json()
     assert posted["sequence"] > 0
     assert "warning" not in posted
+
+
+@pytest.mark.parametrize("state", ["stopped", "rolled back"])
+def test_after_the_experiment_its_items_are_unknown_again(door, state: State):
+    assert "new" in list_titles(door)
+    assert "warning" not in post_new(door)
+    end_experiment(door.repo, "enough", state)
+    assert list_titles(door).keys() == {"sku-1", "sku-2"}
+    assert "warning" in post_new(door)
+
+
+def test_items_of_a_promoted_challenger_stay_known(door):
+    assert "new" in list_titles(door)
+    end_experiment(door.repo, "it is better", "promoted")
+    list_titles(door)
+    assert "warning" not in post_new(door)  # the server has not moved yet
+    door.shop.server.served_generation, door.shop.server.handler = 2, lambda query: [NEW, OLD]
+    assert list_titles(door)["new"] == "New Lamp"
+    assert "warning" not in post_new(door)
