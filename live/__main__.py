@@ -17,9 +17,8 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from rich.table import Table
 
-from live.archive import LAST_SEQUENCE, drop_segments, list_segments, read_log, to_table
+from live.archive import LAST_SEQUENCE, drop_segments, read_log, to_table
 from live.archive import compact as compact_log
 from live.backup import back_up
 from live.backup import restore as restore_backup
@@ -31,7 +30,15 @@ from live.ids import find_item_id, find_user_id, is_learned, read_item_texts
 from live.maintenance import DAY_MS, MOST_DAYS, Retention, choose_archived_until, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
-from live.printing import describe_counts, describe_oldest, format_time, out, show_columns, show_user
+from live.printing import (
+    describe_counts,
+    format_time,
+    out,
+    show_columns,
+    show_deferred,
+    show_store,
+    show_user,
+)
 from live.replay import replay as replay_log
 from live.sharing import Sharer
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
@@ -66,7 +73,7 @@ def inspect(
         str | None, typer.Option(help="show the columns of this item, as the shop writes it, that upsert has set")
     ] = None,
 ) -> None:
-    """Print what the store holds: events, users, items, clock, bytes."""
+    """Print what the store holds: events, users, items, clock, bytes, and which keys in Redis cannot be read."""
     folder = find_store(repo)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         if user is not None:
@@ -75,28 +82,9 @@ def inspect(
             show_columns(snapshot.read_change(ITEM_CHANGED, find_item_id(repo, item)))
         if user is not None or item is not None:
             return
-        progress = snapshot.read_progress()
-        archived, changes = list_segments(folder), snapshot.read_changes(after=0)
-        facts = {
-            "events ever": f"{progress.accepted:,}",
-            "of these late": f"{progress.late:,}",
-            "repeated event ids": f"{progress.repeated:,}",
-            "last sequence": f"{progress.last_sequence:,}",
-            "clock (watermark)": format_time(progress.watermark_ms),
-            "latest event": format_time(progress.latest_ms),
-            "names of events": ", ".join(snapshot.read_event_names()),
-            "users": f"{len(snapshot.list_users()):,}",
-            "items with events": f"{len(snapshot.read_all_items()[0]):,}",
-            "items and users changed by upsert": f"{len(changes):,}{describe_oldest(changes)}",
-            "archived events": f"{sum(s.last - s.first + 1 for s in archived):,} in {len(archived)} segments",
-            "archive bytes": f"{sum(s.bytes for s in archived):,}",
-        }
-    with closing(open_store(folder)) as store:
-        facts["store bytes"] = f"{store.measure_size_bytes():,}"
-    table = Table(show_header=False, box=None)
-    for name, text in facts.items():
-        table.add_row(name, text)
-    out.print(table)
+        show_store(folder, snapshot)
+    if shared := open_shared_state(repo):
+        show_deferred(folder, shared)
 
 
 @app.command()

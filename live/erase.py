@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from live.archive import Segment, list_segments, read_log, read_segment, to_table, write_table
+from live.deferred import Deferred, read_deferred, resume
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock
 from serving.contract.durable import append_durably
@@ -42,7 +43,7 @@ from serving.live.events import (
 from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
 from serving.live.redis_state import RedisState
-from serving.live.store import CHANGE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key
+from serving.live.store import CHANGE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key, open_store
 from serving.live.writer import BETWEEN_WRITES_S, Writer, read_wall_clock_ms
 
 PROOFS = "erasures.jsonl"
@@ -94,7 +95,10 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     removed["answers"] = erase_exposures(folder, user_id, read_wall_clock_ms())
     remove_learned(folder)
     if shared:
-        removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
+        wait_until_shared(writer, shared, user_id)
+    resume(writer, USERS_VIEW, [user_id])  # the user's events are anonymized, so none is left to wait for Redis
+    if shared:
+        removed["fields in Redis"] = shared.delete(USERS_VIEW, user_id)
     erasure = Erasure(digest_user(user_id), read_wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     append_durably(folder / PROOFS, json.dumps(asdict(erasure)) + "\n")
     if any(erasure.left.values()):
@@ -161,10 +165,10 @@ def anonymize_events(txn: lmdb.Transaction[bytes], store: Store, keys: Sequence[
     return removed
 
 
-def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
-    """Remove a user's hash once Redis has this machine's anonymized log. Return the number of its fields.
+def wait_until_shared(writer: Writer, shared: RedisState, user_id: int) -> None:
+    """Wait until Redis has this machine's anonymized log. Raises RecommenderError after SHARED_WITHIN_S.
 
-    Events that this machine has not shared yet would create the hash again. Raises RecommenderError after SHARED_WITHIN_S.
+    Events of the user that this machine has not shared yet would create the hash again.
     """
     deadline_s = time.monotonic() + SHARED_WITHIN_S
     last = writer.store.read_progress().last_sequence
@@ -176,7 +180,6 @@ def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
                 "the log of that helper (.run/logs/live-share-*.log) has what stops it."
             )
         time.sleep(0.05)
-    return shared.delete(USERS_VIEW, user_id)
 
 
 def read_shared_sequence(store: Store, shared: RedisState) -> int:
@@ -225,6 +228,8 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
     left["answers"] = count_exposures(folder, user_id)
     if shared:
         left["fields in Redis"] = shared.count_fields(USERS_VIEW, user_id)
+        with closing(open_store(folder)) as store:
+            left["keys to read again"] = int(Deferred(USERS_VIEW.join_key, user_id) in read_deferred(store))
     left |= {"events": 0, "event ids": 0}
     for sequences, batch in read_log(folder):
         is_users, is_erased = match_user(batch.headers, user_id), (batch.headers["flags"] & Flags.ERASED) != 0

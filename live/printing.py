@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from live.archive import list_segments
+from live.deferred import read_deferred
 from serving.contract.ids import NAME
 from serving.contract.tensors import PAD_ID
 from serving.live.events import ITEM_CHANGED, USER_CHANGED
+from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.reader import Change, Snapshot
+from serving.live.redis_state import RedisState
+from serving.live.store import open_store
 
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of events are not markup
 
@@ -38,6 +45,51 @@ def show_user(snapshot: Snapshot, user: str, user_id: int, item_texts: Mapping[i
             text = item_texts.get(int(item_id)) or snapshot.read_change(ITEM_CHANGED, int(item_id)).columns.get(NAME)
             table.add_row(text or str(item_id), format_time(1000 * int(second)))
     out.print(table)
+
+
+def show_store(folder: Path, snapshot: Snapshot) -> None:
+    """Print the sizes and clocks of a store."""
+    progress = snapshot.read_progress()
+    archived, changes = list_segments(folder), snapshot.read_changes(after=0)
+    with closing(open_store(folder)) as store:
+        store_bytes = store.measure_size_bytes()
+    facts = {
+        "events ever": f"{progress.accepted:,}",
+        "of these late": f"{progress.late:,}",
+        "repeated event ids": f"{progress.repeated:,}",
+        "last sequence": f"{progress.last_sequence:,}",
+        "clock (watermark)": format_time(progress.watermark_ms),
+        "latest event": format_time(progress.latest_ms),
+        "names of events": ", ".join(snapshot.read_event_names()),
+        "users": f"{len(snapshot.list_users()):,}",
+        "items with events": f"{len(snapshot.read_all_items()[0]):,}",
+        "items and users changed by upsert": f"{len(changes):,}{describe_oldest(changes)}",
+        "archived events": f"{sum(s.last - s.first + 1 for s in archived):,} in {len(archived)} segments",
+        "archive bytes": f"{sum(s.bytes for s in archived):,}",
+        "store bytes": f"{store_bytes:,}",
+    }
+    table = Table(show_header=False, box=None)
+    for name, text in facts.items():
+        table.add_row(name, text)
+    out.print(table)
+
+
+def show_deferred(folder: Path, shared: RedisState) -> None:
+    """Print the users and items whose events wait because their keys in Redis cannot be read, if there are any."""
+    with closing(open_store(folder)) as store:
+        deferred = read_deferred(store)
+    views = {view.join_key: view for view in (USERS_VIEW, ITEMS_VIEW)}
+    if deferred:
+        out.print("Keys in Redis that this machine could not read, as redis-cli takes them. Their events wait.")
+    for (join_key, entity_id), after in sorted(deferred.items()):
+        key = shared.make_key(views[join_key], entity_id)
+        out.print(f"{join_key} {entity_id}, events after sequence {after}: {quote_key(key)}")
+
+
+def quote_key(key: bytes) -> str:
+    """Return a key as redis-cli takes it in a command that it reads."""
+    parts = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in key)
+    return f'"{"".join(parts)}"'
 
 
 def show_columns(change: Change) -> None:

@@ -4,6 +4,9 @@
                                  ▲                                                              │
                                  └──────────────── read again those that others changed ────────┘
 
+A user or an item whose key in Redis holds no hash, or a hash that cannot be decoded, is deferred (live/deferred.py): the
+position of the log passes its events, and they are applied in their order once the key can be read.
+
 An event from Kafka is in the log of every machine. It is identified by its Kafka offset, so the first machine applies it and
 the others see that it was applied. Evictions are not shared: a hash expires after `idle_days`, that of an anonymous session
 after `session_hours`. Changes by `upsert` are not shared either: send them to every machine, or by Kafka.
@@ -15,12 +18,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from live.archive import read_log
+from live.deferred import advance, defer, read_deferred, resume
+from live.maintenance import lock
 from serving.contract.errors import DependencyError
 from serving.contract.locks import hold_lock_unless
 from serving.contract.tensors import FIRST_USER_ID
@@ -29,6 +34,7 @@ from serving.live.feast_layout import encode_time
 from serving.live.feast_views import (
     ITEMS_VIEW,
     USERS_VIEW,
+    View,
     fill_item,
     fill_user,
     list_item_features,
@@ -43,10 +49,11 @@ from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
 
 EVENTS_PER_STEP = 500
+STEPS_PER_RETRY = 100  # of deferred events, so that all others are shared meanwhile
 LOCK = "sharing.lock"
 IDLE_S = 0.002  # between two reads of an unchanged log
 STATUS_EVERY_S = 5.0
-PAUSE_S = 1.0  # after a failure of Redis
+PAUSE_S = 1.0  # after a failure of Redis, and between two looks at keys that could not be read
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +81,10 @@ class Sharer:
         self._writer, self._state, self._ttl_s = writer, state, round(idle_days * 86_400)
         self._session_ttl_s = round(session_hours * 3_600) or self._ttl_s
         self._users, self._items = USERS_VIEW, ITEMS_VIEW
+        self._appliers: list[tuple[View, Callable[[SharedEvents], dict[int, str]]]]
+        self._appliers = [(self._users, self._apply_to_users), (self._items, self._apply_to_items)]
         self._reader = Reader(writer.store.folder)
-        self._recorded_s = float("-inf")
+        self._recorded_s = self._retried_s = float("-inf")
         self._shared: int | None = None  # sequence up to which Redis had the log when it last answered
         self._complaints: set[str] = set()  # each logged once in an outage, which may last for days
         self.machine = writer.name_machine()
@@ -103,6 +112,9 @@ class Sharer:
         self._write_position(shared, self._writer.store.read_progress())  # also where nothing is left to share
         while not stop.is_set():
             self._shared = shared
+            if time.monotonic() - self._retried_s > PAUSE_S:
+                self.share_deferred()
+                self._retried_s = time.monotonic()
             progress = self._writer.store.read_progress()
             if progress.last_sequence > shared:
                 shared = self.share(shared)
@@ -131,12 +143,42 @@ class Sharer:
             self._write_position(progress.last_sequence, progress)
             return progress.last_sequence
         sequences, batch = step
-        events = self.select_shared_events(sequences, batch)
-        self._apply_to_users(events)
-        self._apply_to_items(events)
+        self._apply(self.select_shared_events(sequences, batch), after)
         last = int(sequences[-1])
         self._write_position(last, self._writer.store.read_progress())
         return last
+
+    def share_deferred(self) -> None:
+        """Apply the next events of users and items that were deferred and whose keys can be read again."""
+        if not (deferred := read_deferred(self._writer.store)):
+            return
+        with lock(self._writer.store.folder) as is_unmaintained:
+            if not is_unmaintained:  # a user who is being erased would come back
+                return
+            for view, apply in self._appliers:
+                afters = {each.entity_id: after for each, after in deferred.items() if each.join_key == view.join_key}
+                self._share_deferred_of(view, apply, afters)
+
+    def _share_deferred_of(
+        self, view: View, apply: Callable[[SharedEvents], dict[int, str]], afters: Mapping[int, int]
+    ) -> None:
+        """Apply the events of the entities whose keys can be read. afters: sequence by id, after which their events wait"""
+        _, faults = self._read_entities(view, np.array(list(afters), np.int64), sources=())
+        readable = afters.keys() - faults
+        if not readable:
+            return
+        last = min(afters[entity_id] for entity_id in readable)
+        for step, (sequences, batch) in enumerate(read_log(self._writer.store.folder, last, EVENTS_PER_STEP)):
+            if step == STEPS_PER_RETRY:
+                advance(self._writer, view, {entity_id: max(last, afters[entity_id]) for entity_id in readable})
+                return
+            events = self.select_shared_events(sequences, batch)
+            readable -= apply(events.take(np.isin(events.headers[view.join_key], list(readable)))).keys()
+            if not readable:
+                return
+            last = int(sequences[-1])
+        if count := resume(self._writer, view, readable):
+            log.info("events of %d keys of %s that can be read again are in Redis", count, view.name)
 
     def _write_position(self, last: int, progress: Progress) -> None:
         position = Position(last, progress.latest_ms, progress.watermark_ms, progress.first_ms)
@@ -156,11 +198,42 @@ class Sharer:
             offsets[row] = offset + 1
         return SharedEvents(headers, list(sources), source, offsets)
 
-    def _apply_to_users(self, events: SharedEvents) -> None:
-        """Apply events to the hashes of their users, again and again until all are applied."""
+    def _apply(self, events: SharedEvents, after: int) -> None:
+        """Apply events, except those of users and items whose keys cannot be read: these wait. after: sequence before them"""
+        deferred = read_deferred(self._writer.store)
+        for view, apply in self._appliers:
+            ids = events.headers[view.join_key]
+            is_waiting = np.isin(ids, [entity_id for join_key, entity_id in deferred if join_key == view.join_key])
+            faults = apply(events.take(~is_waiting))
+            if waiting := {*ids[is_waiting].tolist(), *faults}:
+                reasons = {faults[entity_id] for entity_id in defer(self._writer, view, waiting, after) & faults.keys()}
+                for reason in sorted(reasons):  # without ids, which logs must not have
+                    log.warning(
+                        "Redis at %s has a key of %s that cannot be read. %s Its events wait; all others are shared. "
+                        "`python -m live inspect` lists such keys. Make sure that no other application wrote the key, and "
+                        "remove it, or let the shop's Feast write it anew.",
+                        *(self._state.addresses, view.name, reason),
+                    )
+
+    def _read_entities(self, view: View, ids: np.ndarray, sources: Sequence[str]) -> tuple[list[Entity], dict[int, str]]:
+        """Return the entities, and why some of them cannot be read, by id."""
+        entities = self._state.read(view, ids, sources)
+        pairs = zip(ids.tolist(), entities, strict=True)
+        return entities, {entity_id: entity.fault for entity_id, entity in pairs if entity.fault}
+
+    def _apply_to_users(self, events: SharedEvents) -> dict[int, str]:
+        """Apply events to the hashes of their users, again and again until all are applied.
+
+        Return why some hashes cannot be read, by id: nothing was applied to them since.
+        """
+        faults: dict[int, str] = {}
         while len(events.headers):
             ids, rows = np.unique(events.headers["user_id"], return_inverse=True)
-            entities = self._state.read(self._users, ids, events.sources)
+            entities, unreadable = self._read_entities(self._users, ids, events.sources)
+            if unreadable:
+                faults |= unreadable
+                events = events.take(~np.isin(events.headers["user_id"], list(unreadable)))
+                continue
             records, seen = self._read_users(ids, entities)
             is_new = find_new_events(events, rows, entities)
             new, new_rows = events.headers[is_new], rows[is_new]
@@ -177,12 +250,18 @@ class Sharer:
             times_ms = np.concatenate(events_ms, axis=1).max(axis=1)
             written = self._write(self._users, ids, entities, changed, features, times_ms, events.take(is_new), new_rows)
             events = events.take(is_new & ~written[rows])
+        return faults
 
-    def _apply_to_items(self, events: SharedEvents) -> None:
-        """Apply events to the hashes of their items, again and again until all are applied."""
+    def _apply_to_items(self, events: SharedEvents) -> dict[int, str]:
+        """Apply events to the hashes of their items, as `_apply_to_users` does to those of users."""
+        faults: dict[int, str] = {}
         while len(events.headers):
             ids, rows = np.unique(events.headers["item_id"], return_inverse=True)
-            entities = self._state.read(self._items, ids, events.sources)
+            entities, unreadable = self._read_entities(self._items, ids, events.sources)
+            if unreadable:
+                faults |= unreadable
+                events = events.take(~np.isin(events.headers["item_id"], list(unreadable)))
+                continue
             records = self._writer.layout.make_empty_items(len(ids))
             for record, entity in zip(records, entities, strict=True):
                 fill_item(record, entity.values)
@@ -193,6 +272,7 @@ class Sharer:
             times_ms = records["last_ms"][changed]
             written = self._write(self._items, ids, entities, changed, features, times_ms, events.take(is_new), rows[is_new])
             events = events.take(is_new & ~written[rows])
+        return faults
 
     def _write(self, view, ids, entities, changed, features, times_ms, new: SharedEvents, new_rows) -> np.ndarray:
         """Write the changed entities with their offsets in the logs. Return which of all entities were written, bool [U]."""
@@ -258,7 +338,7 @@ class Sharer:
             self._record_status(redis_down=1, redis_lag=max(last - self._shared, 0))
 
     def _record_status(self, **stated: float) -> None:
-        self._recorded_s = time.monotonic()
+        self._recorded_s, stated["redis_deferred"] = time.monotonic(), len(read_deferred(self._writer.store))
         with self._writer.transaction() as txn:
             self._writer.count(txn, {}, redis_seen_ms=self._writer.now_ms(), **stated)
 

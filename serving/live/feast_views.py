@@ -118,7 +118,7 @@ def list_item_features(record: np.ndarray) -> dict[str, FeatureValue]:
 
 
 def fill_item(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
-    """Write features into a record without events. Missing features leave it unchanged."""
+    """Write features into a record without events. Missing features, and lists of another length, leave it unchanged."""
     for name in ITEM_FEATURES:
-        if name in values:
+        if name in values and np.shape(values[name]) == record[name].shape:
             record[name] = values[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
@@ -66,6 +66,8 @@ class Change(NamedTuple):
 
 class Snapshot:
     """One consistent view of a store, until its `with` block ends. Raises DependencyError when the store cannot be read."""
+
+    unreadable: Collection[int] = ()  # a store is readable as a whole, or not at all
 
     def __init__(self, store: Store, layout: Layout, txn: lmdb.Transaction[memoryview]) -> None:
         self._store, self.layout, self._txn = store, layout, txn
@@ -209,7 +211,13 @@ class Snapshot:
 
 
 class UserSnapshot(Protocol):
-    """One consistent view of users: `Snapshot`, or `RedisSnapshot` where machines share them."""
+    """One consistent view of users: `Snapshot`, or `RedisSnapshot` where machines share them.
+
+    unreadable: ids of users whom the reads so far left out because their state cannot be read
+    """
+
+    @property
+    def unreadable(self) -> Collection[int]: ...
 
     def read_progress(self) -> Progress: ...
 

@@ -5,30 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from serving.contract.tensors import NO_SEQUENCE
-from serving.live.feast_views import USERS_VIEW, fill_user
+from serving.live.feast_views import USERS_VIEW, View, fill_user
 from serving.live.layout import Layout
 from serving.live.reader import MOST_AHEAD, PAIR, Reader, Snapshot
-from serving.live.redis_state import Position, RedisState
+from serving.live.redis_state import Entity, Position, RedisState
 from serving.live.sequences import hash_machine, unpack_sequence
 from serving.live.store import Progress
 
 WAIT_STEP_S = 0.002  # between two looks at Redis while an event is waited for
+SEEN_VIEW = View(USERS_VIEW.name, USERS_VIEW.join_key, {"seen_ids": USERS_VIEW.features["seen_ids"]})
 
 
 @dataclass(frozen=True)
 class RedisSnapshot:
-    """The users' part of `Snapshot`, read from Redis. local: snapshot of this machine's store; machine: this machine's name"""
+    """The users' part of `Snapshot`, read from Redis.
+
+    local: snapshot of this machine's store; machine: this machine's name
+    unreadable: ids of users whose key could not be read so far
+    """
 
     state: RedisState
     local: Snapshot
     machine: str
     layout: Layout
+    unreadable: set[int] = field(default_factory=set)
 
     def read_progress(self) -> Progress:
         """Return the progress of the shared state: the clock of all machines, and how much of this machine's log it has."""
@@ -57,7 +63,7 @@ class RedisSnapshot:
 
     def read_users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows of `user_ids`, int64 [B], that have a record, [M], and these records, [M]."""
-        entities = self.state.read(USERS_VIEW, user_ids)
+        entities = self._read(USERS_VIEW, user_ids)
         rows = [row for row, entity in enumerate(entities) if entity.values]
         records, names = self.layout.make_empty_users(len(rows)), self.local.read_event_names()
         for record, row in zip(records, rows, strict=True):
@@ -69,12 +75,17 @@ class RedisSnapshot:
 
         user_ids: int64 [B], distinct
         """
-        items_of_users = self.state.read_feature(USERS_VIEW, "seen_ids", user_ids)
-        counts = [len(items or ()) for items in items_of_users]
+        items_of_users = [entity.values.get("seen_ids", ()) for entity in self._read(SEEN_VIEW, user_ids)]
+        counts = [len(items) for items in items_of_users]
         pairs = np.empty(sum(counts), PAIR)
         pairs["user_id"] = np.repeat(user_ids, counts)
-        pairs["item_id"] = [item for items in items_of_users for item in items or ()]
+        pairs["item_id"] = [item for items in items_of_users for item in items]
         return pairs
+
+    def _read(self, view: View, user_ids: np.ndarray) -> list[Entity]:
+        entities = self.state.read(view, user_ids)
+        self.unreadable.update(user_ids[row].item() for row, entity in enumerate(entities) if entity.fault)
+        return entities
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ TIMEOUT_S = 0.05  # for a node that does not answer a request
 PATIENT_S = 2.0  # for sharing and erasing, which no request waits for
 PAUSE_S = 1.0  # after a failure, without a call (circuit breaker)
 VERSION = b"_version"
+WRONG_TYPE = "WRONGTYPE"  # code of the error about a key that is no hash
 # KEYS: a hash. ARGV: its version and its event time as they were read, seconds until it expires or 0; then fields and values.
 # Returns whether it was changed.
 CHANGE = """
@@ -63,12 +64,17 @@ class Position(NamedTuple):
 
 
 class Entity(NamedTuple):
-    """A user or an item as it was read. offsets: in the requested logs, 0 where the hash has no event of a log"""
+    """A user or an item as it was read.
+
+    offsets: in the requested logs, 0 where the hash has no event of a log
+    fault: why the key cannot be read, "" if it can; an entity with a fault has no values
+    """
 
     values: dict
     version: bytes
     time: bytes
     offsets: list[int]
+    fault: str = ""
 
 
 @dataclass
@@ -95,29 +101,10 @@ class RedisState:
         self.run([("HSET", self.positions_key, machine, position.pack())])
 
     def read(self, view: View, ids: np.ndarray, sources: Sequence[str] = ()) -> list[Entity]:
-        """Return the entities with these ids, int64 [N]. sources: logs whose offsets are wanted"""
+        """Return the entities with these ids, int64 [N], also those whose keys cannot be read. sources: wanted logs' offsets"""
         fields = [*view.fields, view.time_field, VERSION, *(make_offset_field(source) for source in sources)]
-        rows = self.run([("HMGET", self._make_key(view, entity_id), *fields) for entity_id in ids.tolist()])
-        count = len(view.fields)
-        try:
-            return [
-                Entity(
-                    view.decode(row[:count]),
-                    row[count + 1] or b"",
-                    row[count] or b"",
-                    [int(offset or 0) for offset in row[count + 2 :]],
-                )
-                for row in rows
-            ]
-        except (DecodeError, ValueError) as error:
-            raise DependencyError(
-                f"Redis at {self.addresses} holds features that are not in Feast's encoding: {error}."
-            ) from error
-
-    def read_feature(self, view: View, feature: str, ids: np.ndarray) -> list:
-        """Return one feature of entities with these ids, int64 [N], None where it is missing."""
-        one = View(view.name, view.join_key, {feature: view.features[feature]})
-        return [entity.values.get(feature) for entity in self.read(one, ids)]
+        rows = self._run_each([("HMGET", self.make_key(view, entity_id), *fields) for entity_id in ids.tolist()])
+        return [make_entity(view, row) for row in rows]
 
     def change(
         self,
@@ -135,24 +122,39 @@ class RedisState:
         for entity_id, entity, pairs, ttl_s in zip(ids.tolist(), read, fields, ttls_s, strict=True):
             flat = [part for pair in pairs for part in pair]
             guard = (entity.version, view.time_field, entity.time, ttl_s)
-            commands.append(("EVAL", CHANGE, 1, self._make_key(view, entity_id), *guard, *flat))
-        return np.array(self.run(commands), bool)
+            commands.append(("EVAL", CHANGE, 1, self.make_key(view, entity_id), *guard, *flat))
+        replies = self._run_each(commands)
+        return np.array([reply == 1 for reply in replies])  # a key that is no hash any more is not written
 
     def delete(self, view: View, entity_id: int) -> int:
-        """Remove an entity with all its features, whoever wrote them. Return how many fields it had."""
-        key = self._make_key(view, entity_id)
-        count, _ = self.run([("HLEN", key), ("DEL", key)])
-        return int(count)
+        """Remove an entity with all its features, whoever wrote them. Return how many fields it had, 1 if it was no hash."""
+        key = self.make_key(view, entity_id)
+        count, _ = self._run_each([("HLEN", key), ("DEL", key)])
+        return 1 if isinstance(count, ResponseError) else int(count)
 
     def count_fields(self, view: View, entity_id: int) -> int:
-        """Return how many fields the hash of an entity has."""
-        return int(self.run([("HLEN", self._make_key(view, entity_id))])[0])
+        """Return how many fields the hash of an entity has, 1 for a key that is no hash."""
+        (count,) = self._run_each([("HLEN", self.make_key(view, entity_id))])
+        return 1 if isinstance(count, ResponseError) else int(count)
 
-    def _make_key(self, view: View, entity_id: int) -> bytes:
+    def make_key(self, view: View, entity_id: int) -> bytes:
+        """Return the key of an entity's hash."""
         return make_entity_key(self.project, view.join_key, entity_id)
 
     def run(self, commands: Sequence[Command]) -> list:
         """Run commands of one key each, also scripts. Return their replies. Raises DependencyError."""
+        replies = self._run_each(commands)
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise DependencyError(
+                    f"Redis at {self.addresses} holds a key of the project {self.project} that is no hash ({reply}). Expected "
+                    f"hashes as Feast writes them. Find it with `redis-cli --scan --type string --pattern '*{self.project}'` "
+                    "(or list, set, zset, stream) on each node, make sure that no other application wrote it, and remove it."
+                )
+        return replies
+
+    def _run_each(self, commands: Sequence[Command]) -> list:
+        """Do the same as `run`, with the error WRONGTYPE in place of a reply, so that one bad key fails no other command."""
         if not commands:
             return []
         if time.monotonic() < self._closed_until_s:
@@ -167,12 +169,6 @@ class RedisState:
                 raise DependencyError(
                     f"Redis at {self.addresses} is full ({reason}). Expected room for all users and items below maxmemory. "
                     "Raise maxmemory, or add nodes. Fewer [live] idle_days help for what is written from then on."
-                ) from error
-            if isinstance(error, ResponseError) and reason.startswith("WRONGTYPE"):  # calls without that key go on
-                raise DependencyError(
-                    f"Redis at {self.addresses} holds a key of the project {self.project} that is no hash ({reason}). Expected "
-                    f"hashes as Feast writes them. Find it with `redis-cli --scan --type string --pattern '*{self.project}'` "
-                    "(or list, set, zset, stream) on each node, make sure that no other application wrote it, and remove it."
                 ) from error
             self._cluster, self._closed_until_s = None, time.monotonic() + PAUSE_S
             raise DependencyError(
@@ -194,7 +190,9 @@ class RedisState:
             pipeline = cluster.get_redis_connection(nodes[name]).pipeline(transaction=False)
             for row in rows:
                 pipeline.execute_command(*commands[row])
-            for row, reply in zip(rows, pipeline.execute(), strict=True):  # a slot that moved is an error: connect again
+            for row, reply in zip(rows, pipeline.execute(raise_on_error=False), strict=True):
+                if isinstance(reply, ResponseError) and not str(reply).startswith(WRONG_TYPE):
+                    raise reply  # also a slot that moved: connect again
                 replies[row] = reply
         return replies
 
@@ -218,6 +216,18 @@ class RedisState:
             if self._cluster is not None:
                 self._cluster.close()
                 self._cluster = None
+
+
+def make_entity(view: View, reply: list[bytes | None] | ResponseError) -> Entity:
+    """Return the entity that the reply to HMGET holds: the view's fields, event time, version, offsets."""
+    if isinstance(reply, ResponseError):
+        return Entity({}, b"", b"", [], "The key is no hash.")
+    count = len(view.fields)
+    try:
+        offsets = [int(offset or 0) for offset in reply[count + 2 :]]
+        return Entity(view.decode(reply[:count]), reply[count + 1] or b"", reply[count] or b"", offsets)
+    except (DecodeError, ValueError) as error:
+        return Entity({}, b"", b"", [], f"The hash has a feature that is not in Feast's encoding: {error}.")
 
 
 def make_offset_field(source: str) -> bytes:

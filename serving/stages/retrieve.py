@@ -138,9 +138,9 @@ class RetrieveOutputs:
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
             vectors = np.where(broken[:, None], self._make_unknown_user_vector(vectors.shape[1]), vectors)
-        since = SeenSince.nothing(len(vectors))
+        since, is_missing = SeenSince.nothing(len(vectors)), np.full(len(vectors), not is_current)
         if self.live and self.filter_seen and is_current:
-            since, is_current = self.live.read(inputs["user_id"][:, 0])
+            since, is_missing = self.live.read(inputs["user_id"][:, 0])
         blocked = self.collect_blocked(inputs, history, since)
         positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
         if self.live_items:
@@ -159,7 +159,7 @@ class RetrieveOutputs:
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,
             "candidate_sources": sources,
-            "lineage": lineage if is_current else mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.LIVE),
+            "lineage": mark_degraded(lineage, is_missing, Degraded.LIVE),
         }
 
     def find_sources(self, vectors: np.ndarray, history: np.ndarray, positions: np.ndarray) -> np.ndarray:

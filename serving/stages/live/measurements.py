@@ -33,6 +33,7 @@ STATED = {  # current values that the helpers state
     "kafka_topic_missing": "1 while the brokers do not have the topic",
     "redis_lag": "Events of this machine that Redis does not have yet",
     "redis_down": "1 while events cannot be shared in Redis",
+    "redis_deferred": "Users and items whose events wait because their keys in Redis cannot be read",
 }
 SILENT = "kafka_silent_seconds"
 TIMES = {

@@ -79,6 +79,8 @@ class LiveUsers:
                 names = snapshot.read_event_names() if self.interests and rows else []
                 timeline = self._find_timeline(snapshot, progress, clock_s)
                 changes = snapshot.read_user_columns(state.user_ids) if progress.changed_sequence and state.profile else []
+                if snapshot.unreadable:
+                    degraded[np.isin(state.user_ids, list(snapshot.unreadable))] = Degraded.LIVE
         except DependencyError:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
@@ -211,18 +213,21 @@ class LiveSeen:
         gather_pairs(nobody, as_columns(np.frombuffer(b"", PAIR)), nobody)
         return cls(reader)
 
-    def read(self, user_ids: np.ndarray) -> tuple[SeenSince, bool]:
-        """Return the items that users, int64 [B], have seen since the export, and whether the store could be read."""
+    def read(self, user_ids: np.ndarray) -> tuple[SeenSince, np.ndarray]:
+        """Return the items that users, int64 [B], have seen since the export, and whose cannot be read, bool [B]."""
+        is_missing = np.zeros(len(user_ids), bool)
         if not self.reader.exists():
-            return SeenSince.nothing(len(user_ids)), True
+            return SeenSince.nothing(len(user_ids)), is_missing
         distinct = user_ids if len(user_ids) == 1 else np.unique(user_ids)
         try:
             with self.reader.snapshot() as snapshot:
-                pairs = snapshot.read_seen(distinct)
+                pairs, unreadable = snapshot.read_seen(distinct), snapshot.unreadable
         except DependencyError:
-            return SeenSince.nothing(len(user_ids)), False
+            return SeenSince.nothing(len(user_ids)), ~is_missing
+        if unreadable:
+            is_missing = np.isin(user_ids, list(unreadable))
         places = np.searchsorted(distinct, user_ids)
-        return SeenSince(*gather_pairs(distinct, as_columns(pairs), places)), True
+        return SeenSince(*gather_pairs(distinct, as_columns(pairs), places)), is_missing
 
 
 def as_columns(pairs: np.ndarray) -> np.ndarray:
