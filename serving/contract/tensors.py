@@ -114,8 +114,9 @@ class TensorSpec:
         return values.dtype == self.numpy_dtype and values.shape == (batch, *self.dims)
 
     def make_filled(self, batch: int) -> np.ndarray:
-        """Return an array [batch, *dims] of the fill value."""
-        return np.full((batch, *self.dims), self.fill, self.numpy_dtype)
+        """Return an array [batch, *dims] of the fill value, or of zeros or empty texts for a required tensor."""
+        fill = (b"" if self.dtype == "BYTES" else 0) if self.fill is None else self.fill
+        return np.full((batch, *self.dims), fill, self.numpy_dtype)
 
 
 @dataclass(frozen=True)

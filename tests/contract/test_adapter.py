@@ -157,6 +157,17 @@ def test_a_malformed_request_fails_alone(model):
     assert pb.MetricFamily.metrics["recommender_rejected_total/preprocess"].value == 1
 
 
+def test_a_request_without_a_required_tensor_fails_alone_and_is_told_its_name(model):
+    lacking = pb.InferenceRequest(hour=np.array([[3.5]], np.float32))
+    good, bad, mate = model.execute([request(1), lacking, request(2, 3)])
+    assert (users_of(good), users_of(mate)) == ([1], [2, 3])
+    assert bad.error().code() == pb.TritonError.INVALID_ARG
+    assert bad.error().message() == "The request has no user_id INT64 [1]. Send it with every request."
+    [alone] = model.execute([lacking])
+    assert alone.error().code() == pb.TritonError.INVALID_ARG
+    assert len(model.first.stage.seen) == 1
+
+
 def test_when_all_requests_are_malformed_the_stage_is_not_called(model):
     responses = model.execute([request(-1), request(-2)])
     assert [r.error().message() for r in responses] == ["user_id is -1", "user_id is -2"]

@@ -22,11 +22,11 @@ from server.generations import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
 from tests.repositories import copy_small_fused_repository, small_fused_repository
 from tests.server.load import Load
-from tests.server.requests import ask_each, infer
+from tests.server.requests import ask_each, infer, tensor
 
 PAUSE_S = 0.3  # of the load between two rounds
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
@@ -78,6 +78,13 @@ def test_a_bad_request_fails_alone(caller):
     assert len(answers) == 8
     for answer in answers:
         np.testing.assert_array_equal(answer, expected)
+
+
+def test_a_request_without_a_user_id_is_refused_by_name(caller, info):
+    exclude = tensor("exclude", np.full((1, info.axes.exclusions), PAD_ID))
+    with pytest.raises(InferenceServerException, match="has no user_id") as caught:
+        caller.infer(ENSEMBLE, [exclude])
+    assert "INVALID_ARGUMENT" in caught.value.status()
 
 
 def test_every_stage_counts_its_calls_and_time(served, caller):

@@ -39,7 +39,7 @@ from serving.pipeline import Pipeline
 from serving.stages.live.measurements import PREFIX, SILENT
 from tests.monitoring import named_metrics
 from tests.repositories import SERVED_DATA
-from tests.server.requests import infer_tensors
+from tests.server.requests import infer_tensors, tensor
 from training.dataset import load_dataset
 
 USER = 7
@@ -116,6 +116,13 @@ def test_a_malformed_event_fails_alone(live_client):
     assert len(refused) == 10
     assert all("INVALID_ARGUMENT" in answer and "item_id is negative" in answer for answer in refused)
     assert len({answer for answer in answers if answer.isdigit()}) == 20
+
+
+def test_an_event_without_an_item_is_refused_by_name(live_client):
+    event = [tensor("user_id", np.array([[USER]])), tensor("value", np.array([[1.0]], np.float32), "FP32")]
+    with pytest.raises(InferenceServerException, match="has no item_id") as caught:
+        live_client.infer(OBSERVE, event)
+    assert "INVALID_ARGUMENT" in caught.value.status()
 
 
 def test_the_same_event_id_has_one_sequence(live_client, reader):

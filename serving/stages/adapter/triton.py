@@ -104,11 +104,13 @@ class StageModel:
         late = self.deadlines.refuse_late(requests) if self.deadlines else {}
         if len(late) == len(requests):
             return [self._refuse(late[i]) for i in range(len(requests))]
-        tensors, rows = join_requests(self.spec, requests)
+        tensors, rows, incomplete = join_requests(self.spec, requests)
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
-        if faults := self.first.stage.find_faults(inputs):  # only the first stage sees untrusted input
-            errors = {request: make_invalid_argument(message) for request, message in group_by_request(faults, rows).items()}
+        faults = self.first.stage.find_faults(inputs)  # only the first stage sees untrusted input
+        if faults or incomplete:
+            messages = group_by_request(faults, rows) | incomplete
+            errors = {request: make_invalid_argument(message) for request, message in messages.items()}
             self.first.metrics.rejected += len(errors)
         errors |= {place: make_unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
@@ -191,21 +193,24 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
             raise ArtifactError(f"config.pbtxt and stage.json disagree about {side}s ({facts}). Export the repository again.")
 
 
-def join_requests(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
-    """Return the requests' inputs by name, each [sum of rows, *dims], and each request's number of rows.
+def join_requests(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int], dict[int, str]]:
+    """Return the requests' inputs by name, each [sum of rows, *dims]; each request's number of rows; and messages by request.
 
-    Missing optional tensors take their fill value.
+    Missing optional tensors take their fill value. A request without a required one gets a message, and zeros in its place, so
+    that the others can be answered: tritonserver itself only counts a request's tensors.
     """
     given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
     rows = [len(next(iter(tensors.values()))) for tensors in given]
+    incomplete: dict[int, str] = {}
     for tensor in spec.inputs:
-        if tensor.optional:
-            for tensors, n in zip(given, rows, strict=True):
-                if tensor.name not in tensors:
-                    tensors[tensor.name] = tensor.make_filled(n)
+        for place, (tensors, n) in enumerate(zip(given, rows, strict=True)):
+            if tensor.name not in tensors:
+                tensors[tensor.name] = tensor.make_filled(n)
+                if not tensor.optional:
+                    incomplete.setdefault(place, f"The request has no {tensor.text}. Send it with every request.")
     if len(given) == 1:
-        return given[0], rows
-    return {t.name: np.concatenate([tensors[t.name] for tensors in given]) for t in spec.inputs}, rows
+        return given[0], rows, incomplete
+    return {t.name: np.concatenate([tensors[t.name] for tensors in given]) for t in spec.inputs}, rows, incomplete
 
 
 def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
