@@ -3,7 +3,8 @@
     python -m experiments.compression --data online-retail
 
 Trains the DLRM on the training part of a data set once, derives every smaller network from it, and lets all of them rank the
-same candidates of the test users. Every network runs as it is served: its file on ONNX Runtime, with one thread, in chunks as
+same candidates of the test users. One student more learns from the ensemble of the DLRM and two further teachers, and is
+compared with it. Every network runs as it is served: its file on ONNX Runtime, with one thread, in chunks as
 large as those of the rank stage. Latencies are medians of many rounds in turns: only their ratios count. The bounds apply to
 the default.
 """
@@ -42,7 +43,7 @@ from training.models.quantise import quantise, quantise_after_training, train_in
 from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
 from training.models.ranking_data import Requests, fit_item_statistics, make_served_requests, make_unlabelled_requests
 from training.models.save_ranker import make_network_inputs
-from training.models.teachers import Teacher
+from training.models.teachers import NETWORKS, Teacher, Teachers, train_teacher
 from training.models.train_ranker import Ranker, RankerSettings, take_retrieval_z, train_ranker
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
@@ -52,8 +53,9 @@ ROUNDS = 25
 SEED = 0
 DLRM = RankerSettings()
 TEACHER, SERVED = "none", "distilled"  # the DLRM, with which all others are compared; the default
+TAUGHT, ENSEMBLE = "distilled, taught by the ensemble", "ensemble of the DLRM, cross and attention networks"
 AFTER, WITHIN = "int8, quantised after training", "int8, trained in int8"  # "int8" is one of the two, as `quantise` chooses
-LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM
+LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM; the first also of the ensemble
 LEAST_SAVING = 12.0  # times fewer multiply-accumulates
 
 Say = Callable[[str], None]
@@ -132,13 +134,13 @@ def say_nothing(_: str) -> None:
 
 def make_variants(
     work: Workload, say: Say, folder: Path, dlrm: RankerSettings = DLRM, student: RankerSettings = STUDENT
-) -> list[Variant]:
-    """Train every network; the DLRM comes first, because the others are compared with it."""
+) -> tuple[list[Variant], Teachers]:
+    """Train every network, the DLRM first, because the others are compared with it; and the ensemble."""
     say(f"{TEACHER}: the DLRM")
     known = (work.teaching, work.validation, work.tables)
     teacher = train_ranker(*known, dlrm, SEED, say_nothing, without_events=work.without_events)
-    shares = Teacher(teacher.model, teacher.blend).give_shares
-    lesson = Lesson.of(teacher, work.imitated, work.validation, shares)
+    alone = Teacher(teacher.model, teacher.blend)
+    lesson = Lesson.of(teacher, work.imitated, work.validation, alone.give_shares)
     say(SERVED)
     small = distil(lesson, student, SEED, say_nothing)
     rankers = {TEACHER: teacher, SERVED: small}
@@ -148,7 +150,15 @@ def make_variants(
     rankers["int8"] = quantise(lesson, small, student, SEED, say)
     rankers[AFTER] = quantise_after_training(lesson, small, student, SEED)
     rankers[WITHIN] = train_in_int8(lesson, rankers[AFTER], student, SEED, say_nothing)
-    return [export_variant(name, ranker, work, folder / str(place)) for place, (name, ranker) in enumerate(rankers.items())]
+    say(ENSEMBLE)
+    labelled = (*work.teaching, *work.without_events)
+    others = {name: train_teacher(name, teacher, labelled, work.validation, dlrm, SEED, say_nothing) for name in NETWORKS}
+    ensemble = Teachers({"dlrm": alone} | others, {})
+    say(TAUGHT)
+    taught = Lesson.of(teacher, work.imitated, work.validation, ensemble.give_shares)
+    rankers[TAUGHT] = distil(taught, student, SEED, say_nothing)
+    variants = [export_variant(name, ranker, work, folder / str(place)) for place, (name, ranker) in enumerate(rankers.items())]
+    return variants, ensemble
 
 
 def export_variant(name: str, ranker: Ranker, work: Workload, folder: Path) -> Variant:
@@ -197,6 +207,12 @@ def measure_quality(variant: Variant, work: Workload, latency_us: dict[int, floa
     return Measured(variant.name, count_macs(variant.ranker.model.shape), variant.n_bytes, ndcg, recall, mean_auc, latency_us)
 
 
+def measure_ensemble(ensemble: Teachers, work: Workload) -> float:
+    """Return NDCG@10 of lists by the mean of the teachers' shares."""
+    shares = np.where(work.test.valid, ensemble.give_shares(work.test), -np.inf)
+    return float(np.nanmean(measure_qualities(shares, work).ndcg_at_10))
+
+
 def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
     """Return for each variant: rows of a request -> median, microseconds. The variants run in turns."""
     times: list[dict[int, list[float]]] = [{rows: [] for rows in ROWS} for _ in variants]
@@ -214,8 +230,8 @@ def measure_latencies(variants: list[Variant], work: Workload) -> list[dict[int,
     return [{rows: float(np.median(values)) for rows, values in variant_times.items()} for variant_times in times]
 
 
-def make_figures(networks: list[Measured]) -> list[Figure]:
-    """Return each network's figures. The network served by default has bounds. networks: the DLRM first"""
+def make_figures(networks: list[Measured], ensemble: float) -> list[Figure]:
+    """Return the figures. The network served by default has bounds. networks: the DLRM first; ensemble: its NDCG@10"""
     teacher, figures = networks[0], []
     for network in networks:
         at_least = dict.fromkeys(("ndcg", "auc", "saving"))
@@ -234,6 +250,11 @@ def make_figures(networks: list[Measured]) -> list[Figure]:
                 for rows, us in network.latency_us.items()
             ),
         ]
+    [taught] = [network for network in networks if network.name == TAUGHT]
+    figures.append(Figure(name=f"{ENSEMBLE}: NDCG@10", values=[ensemble]))
+    figures.append(make_ratio_figure(f"{ENSEMBLE}: NDCG@10 over none", ensemble, teacher.ndcg_at_10, None))
+    over_ensemble = (taught.ndcg_at_10, ensemble, LEAST_NDCG_SHARE)
+    figures.append(make_ratio_figure(f"{TAUGHT}: NDCG@10 over the ensemble", *over_ensemble))
     return figures
 
 
@@ -244,9 +265,10 @@ def make_ratio_figure(name: str, value: float, reference: float, at_least: float
 def measure(dataset: Dataset, say: Say) -> list[Figure]:
     work = make_workload(dataset, say)
     with tempfile.TemporaryDirectory() as folder:
-        variants = make_variants(work, say, Path(folder))
+        variants, ensemble = make_variants(work, say, Path(folder))
         latencies = measure_latencies(variants, work)
-        return make_figures([measure_quality(variant, work, us) for variant, us in zip(variants, latencies, strict=True)])
+        networks = [measure_quality(variant, work, us) for variant, us in zip(variants, latencies, strict=True)]
+    return make_figures(networks, measure_ensemble(ensemble, work))
 
 
 def main(

@@ -153,11 +153,11 @@ def smoke_compression(context: Context) -> list[Figure]:
     work, folder = context.work, context.folder / "networks"
     folder.mkdir()
     taught, student = replace(RankerSettings(), epochs=1), replace(STUDENT, epochs=1)
-    variants = compression.make_variants(work, lambda _: None, folder, taught, student)
+    variants, ensemble = compression.make_variants(work, lambda _: None, folder, taught, student)
     measure_latencies_us = compression.measure_latencies(variants, work)
     rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, measure_latencies_us, strict=True)]
     assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
-    return compression.make_figures(rows)
+    return compression.make_figures(rows, compression.measure_ensemble(ensemble, work))
 
 
 def smoke_prequential(context: Context) -> list[Figure]:
