@@ -195,5 +195,5 @@ class Shop:
 
 def _require_number(what: str, value: int | str | None) -> int:
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        raise InvalidRequest(f"{what} is {value!r}; this shop's ids are whole numbers. Correct the id.")
+        raise InvalidRequest(f"{what} is {value!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
     return value

@@ -105,7 +105,7 @@ class AsyncRecommender(SharedClient):
 
     async def observe_many(self, events: Sequence[Event]) -> list[int]:
         """See Recommender.observe_many."""
-        resolved = [self.resolve_event(event) for event in events]
+        resolved = self.resolve_events(events)
         model, deadline = await self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
@@ -133,6 +133,7 @@ class AsyncRecommender(SharedClient):
 
     async def health(self) -> list[Health]:
         """See Recommender.health."""
+        self._endpoints.require_open()
         return await asyncio.gather(*(self._health(endpoint.transport) for endpoint in self._endpoints.endpoints))
 
     async def close(self) -> None:

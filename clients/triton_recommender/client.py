@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isnan
 from numbers import Real
 
 import numpy as np
@@ -17,7 +16,17 @@ from triton_recommender.catalogue import Catalogue
 from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, InvalidRequest, UnknownId
 from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.live import encode_events, encode_upsert
-from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
+from triton_recommender.models import (
+    LONGEST_S,
+    Call,
+    Event,
+    Health,
+    ModelDescription,
+    Notice,
+    Query,
+    Recommendations,
+    Timeouts,
+)
 from triton_recommender.tensors import CHALLENGER, NAME, OBSERVE, PROBE_USER_ID, UPSERT
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
@@ -31,9 +40,12 @@ class Deadline:
     """Time budget of one call of the client, which may send several requests."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        """timeout_s: seconds, None for no limit; 0 or less has passed already. Raises InvalidRequest for what is no number."""
-        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or isnan(timeout_s)):
-            raise InvalidRequest(f"timeout_s is {timeout_s!r}; expected a number of seconds, or None for no limit.")
+        """timeout_s: seconds, None for no limit; 0 or less has passed already. Raises InvalidRequest for any other value."""
+        if timeout_s is not None and (
+            isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= LONGEST_S
+        ):
+            expected = f"expected a number of seconds, at most {LONGEST_S:,.0f}, or None for no limit"
+            raise InvalidRequest(f"timeout_s is {timeout_s!r}; {expected}.")
         self._timeout_s, self._started_s = timeout_s, time.monotonic()
 
     def limit(self, call: Call, headers: Mapping[str, str]) -> Call:
@@ -58,6 +70,8 @@ class SharedClient:
             raise InvalidRequest(
                 f"priority is {priority!r}; expected 1 (the highest) or a larger whole number, 0 for the default."
             )
+        if strict and catalogue is None:
+            raise InvalidRequest("strict is set without a catalogue, so nothing would be refused. Give one, or leave it out.")
         self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
         self._described_s: dict[str, float] = {}
@@ -78,7 +92,7 @@ class SharedClient:
 
     def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
         """Return the queries with text ids resolved to numbers, and the notices of each. Raises InvalidRequest, UnknownId."""
-        if isinstance(queries, str | bytes | Query):
+        if isinstance(queries, str | bytes) or not isinstance(queries, Iterable):
             raise InvalidRequest(f"queries is {queries!r}; expected a list of queries or user ids. Write [{queries!r}].")
         resolved, notices = [], []
         for query in queries:
@@ -103,6 +117,11 @@ class SharedClient:
         generation: of the challenger to ask; None asks the champion. Raises InvalidRequest.
         """
         check_k(k, signature)
+        if request_id and not is_text(request_id):
+            raise InvalidRequest(f"request_id is {request_id!r}; expected a text that UTF-8 can encode.")
+        is_number = isinstance(generation, int | np.integer) and not isinstance(generation, bool)
+        if generation is not None and not (is_number and generation > 0):
+            raise InvalidRequest(f"generation is {generation!r}; expected a whole number from 1, or None for the served one.")
         request_id = request_id or uuid.uuid4().hex
         model = {} if generation is None else {"model": CHALLENGER, "version": str(generation)}
         for part in _split(queries, signature.max_batch):
@@ -117,6 +136,12 @@ class SharedClient:
             replace(answer, names=names, titles=titles, warnings=answer_notices, request_id=request_id)
             for answer, (names, titles), answer_notices in zip(answers, described, notices, strict=True)
         ]
+
+    def resolve_events(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events as `resolve_event` does. Raises InvalidRequest."""
+        if not isinstance(events, Iterable):
+            raise InvalidRequest(f"events is {events!r}; expected a list of events. Write [{events!r}].")
+        return [self.resolve_event(event) for event in events]
 
     def resolve_event(self, event: Event) -> Event:
         """Return the event with text ids resolved to numbers; an unknown text gets the id that an export would give it.
@@ -189,9 +214,17 @@ def refuse_reserved(user_id: int | str | None) -> None:
         raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
 
 
+def is_text(value: object) -> bool:
+    """Return whether a value is a text that UTF-8 can encode: one that holds half a character cannot be sent."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def list_urls(url: str | Sequence[str]) -> list[str]:
     """Return the addresses of equal servers, in the order of preference."""
-    return [url] if isinstance(url, str) else list(url)
+    return [url] if isinstance(url, str) or not isinstance(url, Iterable) else list(url)
 
 
 def judge_health(url: str, outputs: Mapping[str, np.ndarray]) -> Health:

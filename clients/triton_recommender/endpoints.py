@@ -104,7 +104,8 @@ class Policy:
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries <= MAX_RETRIES:
             raise InvalidRequest(f"retries is {self.retries!r}; expected 0 to {MAX_RETRIES}.")
-        if self.hedge_after_s is not None and not self.hedge_after_s >= 0:
+        hedge_s = self.hedge_after_s
+        if hedge_s is not None and (isinstance(hedge_s, bool) or not isinstance(hedge_s, int | float) or not hedge_s >= 0):
             raise InvalidRequest(f"hedge_after_s is {self.hedge_after_s!r}; expected seconds from 0, or None.")
 
 
@@ -206,24 +207,25 @@ class _Endpoints:
         self.url = ", ".join(endpoint.transport.url for endpoint in endpoints)
 
     def _make_attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
-        self._require_open()
+        self.require_open()
         rotated = self.endpoints[first:] + self.endpoints[:first]
         return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)
 
     def _make_description_attempts(self, model: str, timeout_s: float) -> _Attempts:
         """Return attempts that give each endpoint an equal part of the time: no request is answered without a description."""
-        self._require_open()
+        self.require_open()
         share_s, others = timeout_s / len(self.endpoints), len(self.endpoints) - 1
         attempt_s = share_s if self._policy.attempt_s is None else min(share_s, self._policy.attempt_s)
         policy = replace(self._policy, attempt_s=attempt_s, retries=max(self._policy.retries, others))
         return _Attempts(model, self.endpoints, policy, self._budget, timeout_s, safe=True)
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise InvalidRequest once the client is closed."""
         if self._closed:
             raise InvalidRequest("The client is closed; expected no call after that. Make another client.")
 
     def _is_hedged(self, call: Call) -> bool:
-        self._require_open()
+        self.require_open()
         return self._policy.hedge_after_s is not None and call.is_read and len(self.endpoints) > 1
 
     def _choose_hedge_s(self, call: Call) -> float:
@@ -268,6 +270,7 @@ class Endpoints(_Endpoints):
             try:
                 answer = ask(endpoint.transport, limit_s)
             except RecommenderError as error:
+                self.require_open()  # closing cancels calls, which is no fault of the server
                 time.sleep(attempts.plan_retry(endpoint, error))
             else:
                 attempts.record_success(endpoint)
@@ -321,6 +324,7 @@ class AsyncEndpoints(_Endpoints):
             try:
                 answer = await ask(endpoint.transport, limit_s)
             except RecommenderError as error:
+                self.require_open()  # closing cancels calls, which is no fault of the server
                 await asyncio.sleep(attempts.plan_retry(endpoint, error))
             except asyncio.CancelledError:
                 attempts.record_cancelled(endpoint)

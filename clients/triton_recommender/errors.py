@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triton_recommender.tensors import CHALLENGER
+
 if TYPE_CHECKING:
     from triton_recommender.models import Call
 
@@ -119,6 +121,9 @@ def from_status(status: str, details: str, url: str, timeout_s: float | None, ca
     if status in ("UNAUTHENTICATED", "PERMISSION_DENIED") or _RESTRICTED in details:
         remedy = "Give the client the server's token or certificate with headers= or tls=."
         return AccessDenied(f"The server at {url} does not let this caller in{said}. {remedy}", call)
+    if (status == "NOT_FOUND" or _UNKNOWN in details) and call is not None and call.model == CHALLENGER:
+        remedy = "Start an experiment with it, or leave `generation` out, which asks the served generation."
+        return ModelNotFound(f"The server at {url} holds no generation {call.version} as challenger{said}. {remedy}", call)
     if status == "NOT_FOUND" or _UNKNOWN in details:
         remedy = "See what it serves with `python -m clients health`, and serve a repository that `make export` wrote."
         return ModelNotFound(f"The server at {url} does not know the model{said}. {remedy}", call)
@@ -133,7 +138,8 @@ def from_status(status: str, details: str, url: str, timeout_s: float | None, ca
         return Unavailable(f"The server at {url} saves nothing at present: {details}", call)
     if status == "UNAVAILABLE":
         remedy = (
-            "Is it running, and is this its port (8001 for gRPC, 8000 for HTTP, unless chosen otherwise)? "
+            "Is it running, is this its port (8001 for gRPC, 8000 for HTTP, unless chosen otherwise), and do both sides speak "
+            "TLS, with certificates that the other one trusts, or neither? "
             "Start it with `make run` or `make serve REPO=model_repository`, or name another with --url host:port."
         )
         return Unavailable(f"No server answers at {url}{said}. {remedy}", call)

@@ -30,6 +30,8 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
         for name in ("event", "event_id", "request_id"):
             if row.get(name) is not None and not isinstance(row[name], str):
                 raise InvalidRequest(f"{name} is {row[name]!r}; expected text.")
+        if row.get("event_id") == "":
+            raise InvalidRequest("event_id is ''; expected a text by which the server knows the event again, or None.")
     context_names = {name for event in events for name in event.context}
     known = {name: dtype for name, (dtype, _) in model.inputs.items() if name not in ("user_id", "item_id", *_OPTIONAL)}
     columns = {name: dtype for name, dtype in known.items() if name in context_names}

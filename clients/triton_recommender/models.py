@@ -15,6 +15,8 @@ from triton_recommender.tensors import BUDGET, DEADLINE, OBSERVE, RECOMMEND, UPS
 
 ContextValue = int | float | str | bytes | None
 
+LONGEST_S = 1e6  # of a time limit: gRPC takes a much longer one for none at all, and gives up at once
+
 
 @dataclass(frozen=True)
 class Timeouts:
@@ -40,8 +42,9 @@ class Timeouts:
             value = getattr(self, name)
             if value is None and name != "connect":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise InvalidRequest(f"Timeouts {name} is {value!r}; expected seconds above 0.")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_S:
+                expected = f"expected seconds above 0, and at most {LONGEST_S:,.0f}"
+                raise InvalidRequest(f"Timeouts {name} is {value!r}; {expected}.")
 
     @property
     def queue_us(self) -> int | None:

@@ -145,7 +145,7 @@ class Recommender(SharedClient):
         If the server does not take all events in one request, they are sent in several: after an error, the first of them may
         be durable. Events with an `event_id` may simply be sent again. Raises RecommenderError.
         """
-        resolved = [self.resolve_event(event) for event in events]
+        resolved = self.resolve_events(events)
         model, deadline = self._describe(OBSERVE), Deadline(self.timeouts.request)
         sequences: list[int] = []
         try:
@@ -177,6 +177,7 @@ class Recommender(SharedClient):
 
     def health(self) -> list[Health]:
         """Send every endpoint one real request, bypassing cache and circuit breakers, and return each one's health."""
+        self._endpoints.require_open()
         return [self._health(endpoint.transport) for endpoint in self._endpoints.endpoints]
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import ContextValue, ModelDescription, Query, Recommendations
 from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_ID, Degraded, Sources
 
-INT64 = np.iinfo(np.int64)
+INT64, FLOAT32 = np.iinfo(np.int64), np.finfo(np.float32)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 _MISSING: dict[str, int | float | bytes] = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
-_WANTED = {"INT64": "a whole number", "FP32": "a number", "BYTES": "text"}
+_WANTED = {"INT64": "a whole number of 64 bits", "FP32": "a number of 32 bits", "BYTES": "text"}
 _OWN_INPUTS = ("user_id", "history", "exclude", "after")
 
 
@@ -215,7 +216,10 @@ def _encode_value(name: str, dtype: str, value: ContextValue) -> int | float | b
         if dtype == "BYTES":
             return value if isinstance(value, bytes) else str(value).encode()
         if dtype == "FP32":
-            return float(value)
+            number = float(value)
+            if isfinite(number) and abs(number) > FLOAT32.max:
+                raise OverflowError(value)
+            return number
         if int(value) != value and not isinstance(value, str):
             raise ValueError(value)
         return int(np.int64(int(value)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -92,6 +93,21 @@ def check_headers(headers: Mapping[str, str]) -> None:
 def choose_tls(scheme: str, tls: Tls | None) -> Tls | None:
     """Return the TLS settings of a gRPC address: those of the system for grpcs:// without any."""
     return tls or (Tls() if scheme == "grpcs" else None)
+
+
+def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
+    """Return the settings of encrypted connections, None without `tls`. Raises InvalidRequest for files that are no PEM."""
+    if tls is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=None if tls.root_certificates is None else str(tls.root_certificates))
+        if tls.client_certificate is not None:
+            # password: without one, a key that needs it would be asked for at the terminal
+            context.load_cert_chain(str(tls.client_certificate), str(tls.client_key), password="")
+    except OSError as error:  # ssl.SSLError is one
+        expected = "Expected PEM files, and the key of the certificate, without a password"
+        raise InvalidRequest(f"{tls} cannot be used: {error}. {expected}.") from error
+    return context
 
 
 def split_url(url: str, tls: Tls | None = None) -> tuple[str, str]:

@@ -15,10 +15,10 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
-from triton_recommender.errors import InvalidRequest, from_status
+from triton_recommender.errors import from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
-from triton_recommender.transports import is_loopback
+from triton_recommender.transports import is_loopback, make_ssl_context
 
 MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's default of 2 minutes would outlast any restart of the server
 DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # kind of a NumPy dtype -> Triton's dtype, for inputs
@@ -111,12 +111,10 @@ class AsyncGrpcTransport(_Grpc):
 
 
 def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Return what grpcio needs for an encrypted channel. Raises InvalidRequest for files that cannot be read."""
+    """Return what grpcio needs for an encrypted channel. Raises InvalidRequest for files that cannot be used."""
+    make_ssl_context(tls)  # refuses files that grpcio would take, only to fail in each call
     paths = (tls.root_certificates, tls.client_key, tls.client_certificate)
-    try:
-        return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
-    except OSError as error:
-        raise InvalidRequest(f"{tls} cannot be used: {error}. Expected PEM files that this user may read.") from error
+    return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
 
 
 def make_channel_options(url: str) -> list[tuple[str, object]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,9 +17,10 @@ import tritonclient.http as codec
 import urllib3
 from tritonclient.utils import InferenceServerException
 
-from triton_recommender.errors import InvalidRequest, from_status
+from triton_recommender.errors import from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
+from triton_recommender.transports import make_ssl_context
 from triton_recommender.transports.grpc import DTYPES, pick_only_version, wire_dtype
 
 T = TypeVar("T")
@@ -167,19 +167,6 @@ class AsyncHttpTransport(_Http):
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=POOL_SIZE, ssl=self._ssl))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         return self._session.request(method, f"{self.url}/{path}", timeout=timeout, **options)
-
-
-def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
-    """Return the settings of encrypted connections, None without `tls`. Raises InvalidRequest for files that are no PEM."""
-    if tls is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=None if tls.root_certificates is None else str(tls.root_certificates))
-        if tls.client_certificate is not None:
-            context.load_cert_chain(str(tls.client_certificate), str(tls.client_key))
-    except OSError as error:  # ssl.SSLError is one
-        raise InvalidRequest(f"{tls} cannot be used: {error}. Expected PEM files, and the key of the certificate.") from error
-    return context
 
 
 def make_path(call: Call) -> str:

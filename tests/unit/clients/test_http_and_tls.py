@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
@@ -93,5 +94,15 @@ def test_wrong_tls_settings_are_refused(certificates, tmp_path):
     with pytest.raises(InvalidRequest, match="not encrypted, but tls is set"):
         Recommender("http://localhost:8000", tls=Tls(certificate))
     for tls in (Tls(key), Tls(client_key=certificate, client_certificate=certificate)):
-        with pytest.raises(InvalidRequest, match=r"cannot be used: .* Expected PEM files, and the key of the certificate"):
-            Recommender("https://localhost:8000", tls=tls)
+        for url in ("https://localhost:8000", "localhost:8001"):
+            with pytest.raises(InvalidRequest, match=r"cannot be used: .* Expected PEM files, and the key of the certificate"):
+                Recommender(url, tls=tls)
+
+
+def test_a_client_key_with_a_password_is_refused_and_not_asked_for(certificates, tmp_path):
+    key, certificate = certificates
+    locked = tmp_path / "locked.key"
+    command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(InvalidRequest, match="the key of the certificate, without a password"):
+        Recommender("localhost:8001", tls=Tls(certificate, client_key=locked, client_certificate=certificate))

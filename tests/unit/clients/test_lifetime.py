@@ -6,12 +6,14 @@ import asyncio
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import triton_recommender
 from tests.unit.clients.conftest import ANSWER
+from tests.waiting import until
 from triton_recommender import AsyncRecommender, InvalidRequest, Recommender
 
 FORK = """
@@ -41,14 +43,27 @@ def test_a_closed_client_refuses_calls(protocol, server, http):
     with Recommender(url, timeouts=20.0) as shop:
         assert shop.recommend(1) == ANSWER
     shop.close()
-    with pytest.raises(InvalidRequest, match="The client is closed"):
-        shop.recommend(1)
+    for call in (lambda: shop.recommend(1), shop.health):
+        with pytest.raises(InvalidRequest, match="The client is closed"):
+            call()
 
     async def call_closed() -> None:
         async with AsyncRecommender(url, timeouts=20.0) as shop:
             assert await shop.recommend(1) == ANSWER
         await shop.close()
-        with pytest.raises(InvalidRequest, match="The client is closed"):
-            await shop.recommend(1)
+        for call in (lambda: shop.recommend(1), shop.health):
+            with pytest.raises(InvalidRequest, match="The client is closed"):
+                await call()
 
     asyncio.run(call_closed())
+
+
+def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(server):
+    with Recommender(server.url, timeouts=20.0) as shop, ThreadPoolExecutor() as threads:
+        shop.signature()
+        server.delay_s = 1.0
+        asked = threads.submit(shop.recommend, 1)
+        until(lambda: server.metadata)
+        shop.close()
+        with pytest.raises(InvalidRequest, match="The client is closed"):
+            asked.result()

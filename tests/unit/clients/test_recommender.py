@@ -18,6 +18,7 @@ from triton_recommender import (
     AsyncRecommender,
     Catalogue,
     DeadlineExceeded,
+    Event,
     InvalidRequest,
     MemoryCache,
     Overloaded,
@@ -233,10 +234,43 @@ def test_no_time_left_is_not_taken_for_the_usual_timeout():
         FakeRecommender(lambda query: [3]).recommend(7, timeout_s=0.0)
 
 
-@pytest.mark.parametrize("timeout_s", [float("nan"), "1", True])
-def test_a_timeout_that_is_no_number_is_refused(timeout_s):
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 1e10, "1", True])
+def test_a_timeout_that_no_call_can_wait_for_is_refused(timeout_s):
     with pytest.raises(InvalidRequest, match="expected a number of seconds"):
         FakeRecommender(lambda query: [3]).recommend(7, timeout_s=timeout_s)
+
+
+NOTHING: Any = None  # arguments as a caller without a type checker may give them
+FIVE: Any = 5
+HALF: Any = 1.5
+ONE_EVENT: Any = Event(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda shop: shop.recommend(1, request_id=FIVE), "request_id is 5; expected a text"),
+        (lambda shop: shop.recommend(1, request_id="\ud800"), "expected a text that UTF-8 can encode"),
+        (lambda shop: shop.recommend(1, generation=0), "generation is 0; expected a whole number from 1"),
+        (lambda shop: shop.recommend(1, generation=HALF), "generation is 1.5; expected a whole number from 1"),
+        (lambda shop: shop.recommend(1, generation=True), "generation is True; expected a whole number from 1"),
+        (lambda shop: shop.recommend_many(NOTHING), "queries is None; expected a list of queries or user ids"),
+        (lambda shop: shop.recommend_many(FIVE), r"queries is 5; .* Write \[5\]"),
+        (lambda shop: shop.observe_many(ONE_EVENT), "expected a list of events"),
+        (lambda shop: shop.observe(1, 3, event_id=""), "event_id is ''; expected a text by which the server knows"),
+        (lambda shop: shop.observe(1, 3, value=1e300), r"value is 1e\+300; expected a number of 32 bits"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_sent(ask, message):
+    shop = FakeRecommender(lambda query: [3])
+    with pytest.raises(InvalidRequest, match=message):
+        ask(shop)
+    assert shop.server.calls == []
+
+
+def test_strict_needs_a_catalogue_that_knows_users_or_items():
+    with pytest.raises(InvalidRequest, match="strict is set without a catalogue"):
+        FakeRecommender(lambda query: [3], strict=True)
 
 
 def test_an_event_of_a_numpy_user_id_forgets_the_users_cached_answers():

@@ -120,6 +120,7 @@ NOTHING: Any = []
         ([Query(1, context={"store": 2.5})], "context store is 2.5; expected a whole number"),
         ([Query(1, context={"store": float("inf")})], "context store is inf"),
         ([Query(1, context={"store": 2**63})], "context store is 9223372036854775808"),
+        ([Query(1, context={"basket": 1e300})], "context basket is 1e+300; expected a number of 32 bits"),
         ([Query(1, context={"basket": "much"})], "context basket is 'much'; expected a number"),
         ([Query(1, context={"basket": NOTHING})], "context basket is []; expected a number"),
     ],
@@ -161,7 +162,7 @@ def test_timeouts_say_what_they_limit():
     assert Timeouts(0.5, queue=0.05).queue_us == 50_000
     assert Timeouts(None).queue_us is None
     wrong: list[tuple[str, Any]] = [("request", 0), ("request", "2"), ("connect", None), ("queue", -1), ("attempt", True)]
-    for name, value in [*wrong, ("request", float("inf"))]:
+    for name, value in [*wrong, ("request", float("inf")), ("request", 1e10)]:
         with pytest.raises(InvalidRequest, match=f"Timeouts {name} is"):
             Timeouts(**{name: value})
 
