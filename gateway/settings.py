@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from repository.toml_files import open_toml, refuse_unknown_keys
 from serving.contract.errors import ConfigError
+from triton_recommender.transports import is_address
 
 LOOPBACK = "127.0.0.1"
 HOST_NAME = re.compile(r"[\w.-]+")
@@ -91,6 +92,14 @@ class GatewaySettings(BaseModel):
                     f"{host!r} is no host name; expected one without scheme, port and path, such as 'shop.example'"
                 )
         return tuple(map(str.lower, hosts))
+
+    @field_validator("servers")
+    @classmethod
+    def _require_addresses(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for server in servers:
+            if not is_address(server.rpartition("://")[2]):
+                raise ValueError(f"{server!r} is no address; expected host:port of a server's gRPC, such as 'shop-2:8001'")
+        return servers
 
     @model_validator(mode="after")
     def _require_tokens(self) -> GatewaySettings:

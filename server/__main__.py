@@ -102,6 +102,8 @@ def start(
             f"--follow-pin needs a supervisor that moves the server, and {'--fixed' if fixed else '--unsupervised'} leaves "
             f"{'no server that can move' if fixed else 'none'}. Use one of the two."
         )
+    if gateway_config is not None and not gateway_port:
+        raise ConfigError(f"--gateway-config {gateway_config} is of no gateway; expected --gateway-port too. Add it.")
     ports = Ports(grpc_port, http_port, metrics_port)
     requested: Settings = {"threads": threads, "cache_mib": cache_mib, "host": host, "fixed": fixed or None}
     requested |= {"no_http": no_http or None, "follow_pin": follow_pin or None, "tls": str(tls.resolve()) if tls else None}

@@ -38,7 +38,7 @@ Share = Annotated[float, typer.Option(help="share of the users", min=0, max=1)]
 @app.command()
 def start(
     name: Annotated[str, typer.Argument(help="also the seed by which users are assigned")],
-    challenger: Annotated[int, typer.Option(help="published generation to serve beside the one that answers")],
+    challenger: Annotated[int, typer.Option(min=1, help="published generation to serve beside the one that answers")],
     share: Share = 0.1,
     mode: Annotated[Mode, typer.Option(help="ab, interleave (both in one answer), shadow (asked, logged, not shown)")] = "ab",
     promote: Annotated[bool, typer.Option("--promote", help="let it take over once it is better beyond doubt")] = False,

@@ -155,6 +155,8 @@ class TritonServer:
         check_backends(models)
         clear_stale(self.run_dir)
         check_host(self.host)
+        if self.tls:
+            self.tls.check_files()
         check_free(self.ports)
         check_memory(models)
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}

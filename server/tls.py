@@ -10,6 +10,7 @@ Triton's HTTP and metrics have no TLS: close HTTP (`--no-http`), and keep metric
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,21 @@ class ServerTls:
             raise ConfigError(
                 f"{self.folder} has no {', '.join(missing)}; TLS needs {', '.join(required)} as PEM. See docs/operating.md."
             )
+
+    def check_files(self) -> None:
+        """Raise ConfigError for a file that TLS cannot use. tritonserver would say that its port is taken, or never answer."""
+        pairs = {CERTIFICATE: KEY} | ({CALLER: CALLER_KEY} if self.is_mutual else {})
+        context, name = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), AUTHORITIES
+        try:
+            context.load_verify_locations(self.folder / AUTHORITIES)
+            for certificate, key in pairs.items():
+                name = f"{certificate} with {key}"
+                context.load_cert_chain(self.folder / certificate, self.folder / key, password="")  # none is asked for
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(
+                f"{name} in {self.folder} cannot be used: {error}. Expected PEM files that this user may read, and the key of "
+                "the certificate, without a password. See docs/operating.md."
+            ) from error
 
     @property
     def is_mutual(self) -> bool:

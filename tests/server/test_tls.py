@@ -108,3 +108,19 @@ def test_a_folder_that_lacks_a_file_is_refused(certificates, tmp_path, missing):
     (folder / missing).unlink()
     with pytest.raises(ConfigError, match=f"has no {missing}; TLS needs certificate.pem, key.pem, authorities.pem"):
         ServerTls(folder)
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (AUTHORITIES, f"{AUTHORITIES} in "),
+        (CERTIFICATE, f"{CERTIFICATE} with {KEY} in "),
+        (KEY, f"{CERTIFICATE} with {KEY} in "),
+        (CALLER_KEY, f"{CALLER} with {CALLER_KEY} in "),
+    ],
+)
+def test_a_file_that_tls_cannot_use_is_named_before_the_server_starts(repo, launch, certificates, tmp_path, broken, named):
+    folder = shutil.copytree(certificates, tmp_path / "folder")
+    (folder / broken).write_text("no PEM")
+    with pytest.raises(ConfigError, match=rf"^{named}.* cannot be used: .* Expected PEM files"):
+        launch(repo, tls=ServerTls(folder))

@@ -187,6 +187,7 @@ def test_every_answer_forbids_scripts_from_elsewhere(gateway):
         ("body_bytes = 0", "body_bytes: Input should be greater than 0"),
         ("burst = '9'", "burst: Input should be a valid integer, got '9'."),
         ("servers = 'shop:8001'", "servers: Input should be a valid tuple, got 'shop:8001'"),
+        ("servers = ['shop']", "servers: 'shop' is no address; expected host:port of a server's gRPC"),
         ("host", "is not valid TOML"),
         ("# für alle", "is not valid TOML: 'utf-8' codec can't decode"),
         ("tokens = 5", "tokens is 5; expected the path of a file"),

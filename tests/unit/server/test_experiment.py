@@ -88,6 +88,9 @@ def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
         run(repo, "start", "spring", "--challenger", "2", "--mode", "shadow", "--promote")
     with pytest.raises(ConfigError, match="With a share of 1, no answer of the champion is left to compare"):
         run(repo, "start", "spring", "--challenger", "2", "--share", "1")
+    refused = CliRunner().invoke(app, ["experiment", "start", "spring", "--challenger", "0", "--repo", str(repo)])
+    assert refused.exit_code == 2
+    assert "greater than or equal to 1" in refused.output
     assert run(repo, "status") == f"no experiment was started on {repo}\n"
 
 

@@ -140,3 +140,10 @@ def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sle
         assert started.settings == own | {"cache_mib": 8}
     finally:
         stop_server(started, tmp_path)
+
+
+def test_settings_of_a_gateway_need_its_port(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    arguments = ["start", "--repo", str(tmp_path), "--gateway-config", "gateway.toml"]
+    with pytest.raises(ConfigError, match=r"--gateway-config gateway\.toml is of no gateway; expected --gateway-port too"):
+        CliRunner().invoke(commands.app, arguments, catch_exceptions=False)
