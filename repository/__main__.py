@@ -98,8 +98,8 @@ def diff(
 def tag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
     """Give a generation a tag, such as `champion`, which keeps its files. If another generation has the tag, it moves."""
     read_manifest(repo, generation)
-    if not name.strip():
-        raise ConfigError(f"The tag is {name!r}; expected a name, such as champion.")
+    if not name.strip() or not name.isprintable():
+        raise ConfigError(f"The tag is {name!r}; expected a name of one printable line, such as champion.")
     record_act(repo, "tagged", generation, name, reason)
 
 

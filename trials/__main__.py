@@ -107,6 +107,8 @@ def compare(
 
     Only the answers since its start or the last change of its share are compared, as by the guard.
     """
+    if not experiment:  # would be the answers of no experiment
+        raise TrialError("The experiment's name is empty; expected the name of one, which `python -m trials progress` prints.")
     champion, challenger, share = sum_arms(read_shown(find_log(repo), experiment))
     counts, users = [arm["ctr"].count for arm in (champion, challenger)], (champion["ctr"].users, challenger["ctr"].users)
     if not min(counts):

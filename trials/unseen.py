@@ -137,6 +137,8 @@ def read_lists(path: Path) -> dict[str, list[int]]:
             raise TrialError(
                 f'{path}: line {number} is {line[:80]!r}; expected an answer like {{"request_id": "…", "item_ids": [3, 1, 2]}}.'
             ) from error
+    if not lists:
+        raise TrialError(f"{path} has no line; expected one for each answer to judge. Choose another file.")
     return lists
 
 

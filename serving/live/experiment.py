@@ -59,21 +59,19 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Raise ArtifactError for a value that no experiment has."""
-        wrong = {
-            # Gateways hash it, logs and metrics print it: bytes of another encoding in a command line are no text.
-            "name": not isinstance(self.name, str) or not self.name or not self.name.isprintable(),
-            "share": not 0 <= self.share <= 1,
-            "mode": self.mode not in get_args(Mode),
-            "state": self.state not in get_args(State),
-            "challenger": self.challenger == self.champion,
-            "days": self.days < 0,
+        # Gateways hash the name, logs and metrics print it: bytes of another encoding in a command line are no text.
+        has_name = isinstance(self.name, str) and self.name and self.name.isprintable()
+        rules = {
+            "name": (has_name, "a printable text in UTF-8"),
+            "share": (0 <= self.share <= 1, "0 to 1"),
+            "mode": (self.mode in get_args(Mode), f"one of {', '.join(get_args(Mode))}"),
+            "state": (self.state in get_args(State), f"one of {', '.join(get_args(State))}"),
+            "challenger": (self.challenger != self.champion, "another generation than the champion"),
+            "days": (self.days >= 0, "0 or more"),
         }
-        for key, is_wrong in wrong.items():
-            if is_wrong:
-                raise ArtifactError(
-                    f"The experiment's {key} is {getattr(self, key)!r}; expected a printable name in UTF-8, a share of 0 to 1, "
-                    f"a mode of {get_args(Mode)}, a state of {get_args(State)}, two generations, and no days below 0."
-                )
+        for key, (is_right, expected) in rules.items():
+            if not is_right:
+                raise ArtifactError(f"The experiment's {key} is {getattr(self, key)!r}; expected {expected}.")
 
     @property
     def runs(self) -> bool:

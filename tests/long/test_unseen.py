@@ -254,6 +254,12 @@ def test_a_line_that_is_no_answer_is_named(tmp_path, line):
         read_lists(path)
 
 
+def test_a_file_without_answers_is_named(tmp_path):
+    (tmp_path / "answers.jsonl").touch()
+    with pytest.raises(TrialError, match=r"answers\.jsonl has no line; expected one for each answer to judge"):
+        read_lists(tmp_path / "answers.jsonl")
+
+
 @pytest.fixture
 def repo(tmp_path) -> Path:
     """A shop that showed items 1, 2, 3 to 400 users, half of whom bought item 1; the shadow had 2 and 3 the other way."""

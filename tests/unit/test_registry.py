@@ -197,6 +197,8 @@ def test_tags_move_and_the_record_keeps_every_act(repo):
 
 def test_a_tag_that_is_empty_or_of_another_generation_is_refused(repo):
     run(repo, "tag", "2", "champion")
+    with pytest.raises(ConfigError, match=r"The tag is 'a\\nb'; expected a name of one printable line"):
+        run(repo, "tag", "1", "a\nb")
     with pytest.raises(ConfigError, match="The tag is ' '; expected a name"):
         run(repo, "tag", "2", " ")
     with pytest.raises(ConfigError, match="Generation 1 has no tag 'champion'; it has none"):

@@ -174,6 +174,6 @@ def test_a_folder_that_cannot_be_entered_is_told_once_and_means_no_experiment(tm
 @pytest.mark.parametrize("name", ["", "caf\udce9", "spring\n", "\x1b[31mspring"])
 def test_a_name_that_logs_and_gateways_cannot_use_is_refused(name):
     """The second one is what a Latin-1 terminal makes of café: no gateway could hash it, and every request would fail."""
-    with pytest.raises(ArtifactError, match=r"name is .*; expected a printable name in UTF-8"):
+    with pytest.raises(ArtifactError, match=r"name is .*; expected a printable text in UTF-8"):
         Experiment(name, 1, 2, 0.1)
     assert Experiment("café / spring", 1, 2, 1.0).enrols(7)

@@ -230,6 +230,12 @@ def test_a_report_is_of_one_generation_and_of_the_last_days_if_asked(tmp_path):
         count("--days", "0")
 
 
+def test_an_experiment_without_a_name_is_not_compared(repo):
+    done = CliRunner().invoke(app, ["compare", "", "--repo", str(repo)])
+    assert isinstance(done.exception, TrialError)
+    assert "The experiment's name is empty" in str(done.exception)
+
+
 def test_a_number_of_days_that_no_log_has_is_refused(repo):
     assert CliRunner().invoke(app, ["report", "--repo", str(repo), "--days", "1e300"]).exit_code == 2
 
