@@ -85,7 +85,7 @@ def recommend(
         names = find_catalogue(repo)
         items = None if history is None else split_ids(history)
         query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
-        settings = {"priority": priority, "catalogue": names or Catalogue(), "strict": strict}
+        settings = {"priority": priority, "catalogue": names or (None if strict else Catalogue()), "strict": strict}
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]
         if names is None or names.generation != answer.generation:  # titles of the generation that answered, if it has some

@@ -71,7 +71,10 @@ class SharedClient:
                 f"priority is {priority!r}; expected 1 (the highest) or a larger whole number, 0 for the default."
             )
         if strict and catalogue is None:
-            raise InvalidRequest("strict is set without a catalogue, so nothing would be refused. Give one, or leave it out.")
+            raise InvalidRequest(
+                "strict is set without a catalogue, so nothing would be refused. "
+                "Give one (--repo of the commands), or leave strict out."
+            )
         self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
         self._described_s: dict[str, float] = {}

@@ -32,6 +32,13 @@ def test_a_table_with_titles(server, repo):
     assert "note: answered by the fallback of rank, rerank." in result.stderr
 
 
+def test_strict_without_a_repository_is_refused(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no model_repository is
+    refused = run("recommend", "--user-id", 5, "--strict", "--url", server.url)
+    assert refused.exit_code == 2
+    assert "strict is set without a catalogue, so nothing would be refused. Give one (--repo of the commands)" in refused.stderr
+
+
 def test_json_is_one_object_for_programs(server, repo):
     result = run("recommend", "--user-id", "ann", "-k", 1, "--json", "--url", server.url, "--repo", repo)
     document = json.loads(result.stdout)
