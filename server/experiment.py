@@ -82,6 +82,9 @@ def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo 
     """Give the running experiment another share of the users, from the next request on; who met the challenger stays."""
     running = find_running(repo)
     refuse_everybody(share, running.mode if running else "ab")
+    if running and running.share == share:  # would throw away all answers until now
+        typer.echo(f"experiment {running.name}: generation {running.challenger} meets {share:.1%} of the users already")
+        return
     experiment = change_share(repo, share)
     typer.echo(
         f"experiment {experiment.name}: generation {experiment.challenger} meets {share:.1%} of the users; its guard and its "

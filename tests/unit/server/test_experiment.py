@@ -58,6 +58,16 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
     assert "still takes memory" not in run(repo, "status")
 
 
+def test_a_share_that_the_experiment_has_already_changes_nothing(repo):
+    """A change would begin anew, without the answers until now."""
+    begin(repo)
+    before = read_experiment(find_experiment_folder(repo))
+    assert run(repo, "share", "0.5") == "experiment spring: generation 2 meets 50.0% of the users already\n"
+    assert read_experiment(find_experiment_folder(repo)) == before
+    assert "begin anew" in run(repo, "share", "0.4")
+    assert present(read_experiment(find_experiment_folder(repo))).share == 0.4
+
+
 def test_status_says_when_a_challenger_takes_over(repo):
     start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True, days=7))
     assert "takes over once it is better, after 7 days also if it is not worse" in run(repo, "status")
