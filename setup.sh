@@ -10,6 +10,7 @@ cd "$(dirname "$0")"
 UV_VERSION=0.13.8
 REQUIREMENTS=requirements/dev.txt
 HASHES=requirements/hashes.txt  # of the files that the packages come in; a file with another hash is refused
+HASHED_UV=(-q --no-deps --require-hashes -r requirements/uv.txt)  # options of pip install; the file names $UV_VERSION
 LOG=.run/setup.log
 OPTIONAL="libb64-0d|libssl3|redis-server"
 
@@ -69,8 +70,8 @@ python_on_path() {
 uv_for_download() {
   if command -v uv; then return; fi
   if ! .run/uv/bin/uv --version >/dev/null 2>&1; then
-    { python3 -m venv --clear .run/uv && .run/uv/bin/python -m pip install -q "uv==$UV_VERSION"; } >>"$LOG" 2>&1 ||
-      python3 -m pip install -q --target .run/uv "uv==$UV_VERSION" >>"$LOG" 2>&1 || return
+    { python3 -m venv --clear .run/uv && .run/uv/bin/python -m pip install "${HASHED_UV[@]}"; } >>"$LOG" 2>&1 ||
+      python3 -m pip install --target .run/uv "${HASHED_UV[@]}" >>"$LOG" 2>&1 || return
   fi
   echo .run/uv/bin/uv
 }
@@ -147,7 +148,7 @@ if [ "$(version_of .venv/bin/python)" != "$version" ]; then
   "$PYTHON" -m venv --clear .venv >>"$LOG" 2>&1 || log_tail_and_fail "$PYTHON -m venv failed" "Install python$version-venv, or set PYTHON to another Python."
 fi
 if [ "$(.venv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
-  .venv/bin/python -m pip install -q "uv==$UV_VERSION" >>"$LOG" 2>&1 || network_failed "could not install uv $UV_VERSION"
+  .venv/bin/python -m pip install "${HASHED_UV[@]}" >>"$LOG" 2>&1 || network_failed "could not install uv $UV_VERSION"
 fi
 
 # uv, which installs Merlin's packages where pip refuses them, does not read pip's configuration: pass it on.

@@ -29,6 +29,12 @@ case "$*" in
   *) echo "uv $*" >> calls ;;
 esac
 """
+WITHOUT_VENV = """#!/bin/sh
+case "$*" in
+  "-m venv"*) exit 1 ;;
+  "-m pip"*) echo "python3 $*" >> calls; mkdir -p .run/uv/bin && cp bin/fake-uv .run/uv/bin/uv ;;
+esac
+"""
 BROKEN = "#!/bin/sh\nexit 127\n"  # what a pyenv shim does for a version that is not active
 
 
@@ -152,6 +158,21 @@ def test_other_requirements_are_installed_into_the_environment_that_exists(check
     done, calls = call(checkout, "./setup.sh")
     assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
     assert not [line for line in calls if "-m venv" in line]
+
+
+@pytest.mark.parametrize("has_venv", [True, False])
+def test_uv_is_installed_by_its_hash(checkout, has_venv):
+    """Both the one that downloads an interpreter, where need be without an environment of its own, and that of .venv."""
+    by_hash = "-q --no-deps --require-hashes -r requirements/uv.txt"
+    if not has_venv:
+        write_program(checkout / "bin" / "python3", WITHOUT_VENV)
+    _, calls = call(checkout, "./setup.sh")
+    expected = f"python -m pip install {by_hash}" if has_venv else f"python3 -m pip install --target .run/uv {by_hash}"
+    assert [line for line in calls if "pip install" in line and not line.startswith("uv ")] == [expected]
+    write_program(checkout / ".venv" / "bin" / "uv", UV.replace("UV_VERSION", "0.1.0"))
+    write_requirements(checkout, "scipy")
+    _, calls = call(checkout, "./setup.sh")
+    assert f"python -m pip install {by_hash}" in calls
 
 
 def test_an_environment_whose_interpreter_is_gone_is_made_with_another_one(checkout):
