@@ -24,6 +24,7 @@ HARMLESS = (
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
     "DCGM unable to start",
+    "CUDA memory pool disabled",
 )
 CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 CRASH_LINES = 5  # lines before a crash that show the exception

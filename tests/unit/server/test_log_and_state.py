@@ -16,7 +16,8 @@ from server.processes import identify_process, lives
 from server.state import ServerState, find_unreadable_states, make_state_path, read_known_servers, read_state
 
 HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
-HARMLESS = 'E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."'
+HARMLESS = """E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."
+I1121 01:13:33.037914 1430 cuda_memory_manager.cc:117] "CUDA memory pool disabled\""""
 LOADING = 'I1121 01:13:33.039156 1430 model_lifecycle.cc:472] "loading: rank:1"'
 
 
