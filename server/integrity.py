@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from repository.file_stamps import read_stamp
+from repository.generations import list_published_generations
 from repository.models import read_published_digests
-from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, compute_sha256, load_manifest
+from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, REMEDY, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError
 
 
@@ -35,8 +36,10 @@ class ArtifactCheck:
         try:
             digests = read_published_digests(repo, generation)
             self._files = [file for folder in folders for file in _list_files(folder, digests)]
+            listed = {file.path for file in self._files}
+            self._files += [PublishedFile(path, digest) for path, digest in digests.items() if digest and path not in listed]
         except (ArtifactError, OSError) as error:  # OSError: of a file that was removed meanwhile
-            self._files, self._unreadable = [], str(error)
+            self._files, self._unreadable = [], str(error).removesuffix(REMEDY).rstrip(" .")
         self._stamps = {file.path: read_stamp(file.path) for file in self._files}
         self._reading = self._read_in_turn()
 
@@ -91,6 +94,12 @@ class ArtifactCheck:
 def is_intact(repo: Path, generation: int) -> bool:
     """Return whether every file of a generation is as it was published."""
     return not ArtifactCheck(repo, generation).read_all()
+
+
+def find_other_intact(repo: Path, generation: int) -> int | None:
+    """Return the newest intact generation apart from `generation`; None if there is none. Raises RecommenderError, OSError."""
+    others = sorted(set(list_published_generations(repo)) - {generation}, reverse=True)
+    return next((other for other in others if is_intact(repo, other)), None)
 
 
 def _list_files(folder: Path, digests: Mapping[Path, str]) -> list[PublishedFile]:

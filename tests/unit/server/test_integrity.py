@@ -66,6 +66,19 @@ def test_a_file_that_was_changed_with_its_manifest_is_found(repo):
     assert str(folder / MANIFEST_FILE) in collect_faults(ArtifactCheck(repo, 3), 50)[0]
 
 
+@pytest.mark.parametrize("missing", ["", MANIFEST_FILE])
+def test_a_stage_that_was_removed_before_the_check_begins_is_a_fault_until_it_is_back(repo, missing):
+    folder = repo / "rank" / "3"
+    write_manifest(repo / "recommend" / "3", stages={"rank": compute_sha256(folder / MANIFEST_FILE)})
+    removed = (folder / missing).rename(repo.parent / "removed")
+    check = ArtifactCheck(repo, 3)
+    assert str(folder / MANIFEST_FILE) in check.read_all()
+    assert not check.has_changed()
+    removed.rename(folder / missing)
+    assert check.has_changed()
+    assert is_intact(repo, 3)
+
+
 @pytest.mark.parametrize("files", [["array.npy"], {"array.npy": {}}, {"array.npy": None}, {"array.npy": {"sha": "0"}}])
 def test_a_manifest_without_digests_is_a_fault(repo, files):
     (repo / "rank" / "3" / "manifest.json").write_text(json.dumps({"files": files}))
