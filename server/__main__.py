@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,22 +10,24 @@ from typing import Annotated, Any
 
 import typer
 
-from repository.generations import list_published_generations
-from repository.models import hash_manifest
+from repository.generations import list_published_generations, pin
+from repository.models import check_backends, hash_manifest, read_repository
+from repository.registry import SERVER, record_act
 from server import control, experiment, gateway, rules, watch
 from server.challenger_files import drop_missing_challenger
 from server.condition import examine, list_start_warnings
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
-from server.generations import find_served_generation
+from server.generations import find_pinned_generation, find_served_generation
 from server.health import is_ready, wait_ready
+from server.integrity import ArtifactCheck, find_other_intact
 from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.lock import hold_start_lock
 from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState, find_unreadable_states, read_known_servers
-from serving.contract.errors import ConfigError, ServerError, run_program
+from serving.contract.errors import ArtifactError, ConfigError, RecommenderError, ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
@@ -34,6 +36,8 @@ app.add_typer(rules.app, name="rules")
 app.add_typer(experiment.app, name="experiment")
 
 DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": "", "follow_pin": False}
+
+MEND = "Put the files back as they were published, or export the repository again (`make export`)"
 
 Settings = dict[str, int | bool | str | None]
 
@@ -163,19 +167,25 @@ def _can_become_ready(state: ServerState) -> bool:
 
 
 def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> ServerState:
-    """Start, keep or restart a server. requested: settings, None where the caller set none"""
+    """Start, keep or restart a server. requested: settings, None where the caller set none
+
+    Nothing is stopped unless a generation can be served: the gateway of a server without one answers with popular items.
+    """
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
-    if running and (fault := _find_fault(running)):
-        typer.echo(f"starting again: {fault}: {_describe(running)}")
-        stop_server(running, RUN_DIR)
-        settings = running.settings | {name: value for name, value in requested.items() if value is not None}
-    elif running:
+    fault = _find_fault(running) if running else ""
+    if running and not fault:
         _refuse_other_settings(running, requested)
-        settings |= running.settings  # a server that cannot move is restarted with its settings
         if _move_to_pinned(running):
             typer.echo(f"already running: {_describe(running)}")
             return running
+        settings |= running.settings  # a server that cannot move is restarted with its settings
+    generation, damage = _choose_generation(repo)
+    if running and fault:
+        typer.echo(f"starting again: {fault}: {_describe(running)}")
+        settings = running.settings | {name: value for name, value in requested.items() if value is not None}
+    if running:
+        stop_server(running, RUN_DIR)
     for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
@@ -183,9 +193,41 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         typer.echo(f"note: {left_out}", err=True)
     for warning in list_start_warnings(repo):
         typer.echo(f"WARNING: {warning}.", err=True)
-    server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()
+    if damage:
+        typer.echo(f"WARNING: {damage}. Starting with generation {generation}, the newest intact one.", err=True)
+        _try_to_write(partial(pin, repo, generation))
+    server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
+    server.start(generation if damage and find_pinned_generation(repo) != generation else None)  # it may be read-only
+    if damage:
+        _try_to_write(partial(record_act, repo, "pinned", generation, reason=damage, author=SERVER))
     typer.echo(f"ready: {_describe(server.state)}")
     return server.state
+
+
+def _choose_generation(repo: Path) -> tuple[int, str]:
+    """Return the generation to start with, and what is damaged in the pinned one, "" if nothing is.
+
+    Raises ArtifactError when no generation is intact, ConfigError for a repository that cannot be served here.
+    """
+    check_backends(read_repository(repo))
+    pinned = find_pinned_generation(repo)
+    damage = ArtifactCheck(repo, pinned).read_all()
+    if not damage:
+        return pinned, ""
+    if generation := find_other_intact(repo, pinned):
+        return generation, damage
+    raise ArtifactError(
+        f"{damage}. No other generation in {repo} is intact. Expected one that is as it was published, so nothing was started "
+        f"and nothing stopped. {MEND}, then start again."
+    )
+
+
+def _try_to_write(write: Callable[[], object]) -> None:
+    """Write into the repository, or print why that fails: it may be read-only."""
+    try:
+        write()
+    except (RecommenderError, OSError) as error:
+        typer.echo(f"note: {error}", err=True)
 
 
 @app.command()
@@ -285,13 +327,16 @@ def _find_fault(state: ServerState) -> str:
 
 
 def _describe_restart(state: ServerState) -> str:
-    """Return the command that starts a server again as it was, and whether its supervisor does so without it."""
+    """Return what brings a server back as it was: its supervisor, its files, or a command."""
     ports = f"--grpc-port {state.ports.grpc} --http-port {state.ports.http} --metrics-port {state.ports.metrics}"
     names = (*DEFAULTS, "gateway_port", "gateway_config")
     chosen = {name: value for name in names if (value := state.settings.get(name, "")) not in ("", DEFAULTS.get(name))}
     options = "".join(f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in chosen.items())
     command = f".venv/bin/python -m server start --repo {state.repo} {ports}{options}"
-    if control.list_supervisors(state.tag) and not state.fault:
+    supervised = bool(control.list_supervisors(state.tag))
+    if state.fault:
+        return f"{MEND}. {'Its supervisor then starts it again by itself' if supervised else f'Then start it again: {command}'}"
+    if supervised:
         return f"Its supervisor starts it again within seconds. By hand: {command}"
     if is_running(state.pid, state.tag):
         return f"Stop it, then start it again: make stop GRPC_PORT={state.ports.grpc} && {command}"
@@ -317,12 +362,11 @@ def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
 
 
 def _move_to_pinned(state: ServerState) -> bool:
-    """Move a running server to the pinned generation. Return False when it cannot move, after stopping it."""
+    """Move a running server to the pinned generation. Return False when it cannot move and must be restarted."""
     served, wanted = find_served_generation(state.grpc_url), read_pinned_generation(state.repo)
     gone = served not in list_published_generations(state.repo)  # pruned, so the server cannot move
     another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
     if gone or another or (state.settings.get("fixed") and served != wanted):
-        stop_server(state, RUN_DIR)
         return False
     control.activate(state, wanted, RUN_DIR)
     if served != wanted:

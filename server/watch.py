@@ -38,17 +38,18 @@ from types import FrameType
 
 import psutil
 
-from repository.generations import list_published_generations, pin
+from repository.file_stamps import Stamp, read_stamp
+from repository.generations import pin
 from repository.registry import SERVER, record_act
 from server import control, gateway, processes
 from server.challenger_files import ChallengerFiles
 from server.control import end_server, stop_server
 from server.environment import PROJECT
-from server.generations import LOAD_TIMEOUT_S, pin_while_starting
+from server.generations import LOAD_TIMEOUT_S, find_pinned_generation, pin_while_starting
 from server.guard import ExperimentGuard
 from server.health import open_local_client
 from server.helpers import HelperWatch
-from server.integrity import ArtifactCheck, is_intact
+from server.integrity import ArtifactCheck, find_other_intact, is_intact
 from server.launcher import TritonServer
 from server.leases import Leases, wait_until_closed
 from server.lock import hold_start_lock
@@ -84,6 +85,7 @@ class Watch:
         self._process: subprocess.Popen | None = None
         self._scanned_s = float("-inf")
         self._unwritten: set[str] = set()
+        self._seen_pin: Stamp | None = None  # while the server is out of service
         self._exit_code = 0  # once a signal asked for the end: its number + 128
 
     def run(self) -> None:
@@ -225,13 +227,13 @@ class Watch:
         """Restart with the newest other generation whose files are intact; without one, take the model out of service."""
         say(fault)
         self._leases.release()  # whoever mends the files must not wait
-        for generation in list_other_generations(state):
-            if is_intact(state.repo, generation):
-                self._try_to_write(partial(pin, state.repo, generation))
-                self._restart(state, fault, generation)
-                self._try_to_write(partial(record_act, state.repo, "pinned", generation, reason=fault, author=SERVER))
-                return
-        say(f"no other generation is intact: {ENSEMBLE} is taken out of service until the files are as published")
+        if generation := find_other_generation(state):
+            self._try_to_write(partial(pin, state.repo, generation))
+            self._restart(state, fault, generation)
+            self._try_to_write(partial(record_act, state.repo, "pinned", generation, reason=fault, author=SERVER))
+            return
+        until = "until the files are as published, or an intact generation is pinned"
+        say(f"no other generation is intact: {ENSEMBLE} is taken out of service {until}")
         if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):
             end_server(state)
         else:
@@ -250,7 +252,13 @@ class Watch:
                 say(str(error))
 
     def _return_to_service(self, state: ServerState) -> None:
-        """Restart a server that was taken out of service once its files are as published."""
+        """Restart a server that was taken out of service once its files are as published, or another generation is pinned."""
+        pin_stamp = read_stamp(state.repo / ENSEMBLE / "config.pbtxt")
+        if pin_stamp != self._seen_pin:
+            self._seen_pin, pinned = pin_stamp, find_pinned_generation(state.repo)
+            if pinned not in (0, state.generation) and is_intact(state.repo, pinned):
+                self._restart(replace(state, fault=""), f"generation {pinned} is pinned and intact", pinned)
+                return
         if self._check is not None and not self._check.has_changed():
             return
         self._check = ArtifactCheck(state.repo, state.generation)  # made before the files are read, to notice changes meanwhile
@@ -277,14 +285,13 @@ class Watch:
                 gateway.follow(state, int(port), str(state.settings.get("gateway_config", "")), self._run_dir)
 
 
-def list_other_generations(state: ServerState) -> list[int]:
-    """Return the generations that the server does not serve, newest first; none if the repository is removed or unreadable."""
+def find_other_generation(state: ServerState) -> int | None:
+    """Return the newest intact generation that the server does not serve; None also if the repository cannot be read."""
     try:
-        published = list_published_generations(state.repo)
+        return find_other_intact(state.repo, state.generation)
     except (RecommenderError, OSError) as error:
         say(str(error))
-        return []
-    return sorted(set(published) - {state.generation}, reverse=True)
+        return None
 
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:

@@ -17,12 +17,12 @@ def draw_tag() -> str:
 
 
 @contextmanager
-def run_tagged(tag: str) -> Iterator[subprocess.Popen]:
-    """Run a process that does nothing, with a tag among its arguments, while the block runs.
+def run_tagged(tag: str, *arguments: str) -> Iterator[subprocess.Popen]:
+    """Run a process that does nothing, with a tag and `arguments` among its own, while the block runs.
 
     For a moment after its start, the kernel shows no arguments of it.
     """
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", tag]) as process:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *arguments, tag]) as process:
         try:
             until(lambda: tag in psutil.Process(process.pid).cmdline())
             yield process

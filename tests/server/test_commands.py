@@ -92,7 +92,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, ports,
 
 def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo, ports, start, call):
     manifest = repo / "recommend" / "1" / "manifest.json"
-    manifest.write_text("{}")
+    manifest.write_text('{"files": {}}')
     assert call(*start).startswith("ready: ")
     assert "already running" in call(*start)
     toys.publish(repo, 2)
@@ -101,7 +101,7 @@ def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo,
     shutil.rmtree(repo)
     toys.publish(repo, 1)
     toys.publish(repo, 2)
-    (repo / "recommend" / "2" / "manifest.json").write_text('{"another": 1}')
+    (repo / "recommend" / "2" / "manifest.json").write_text('{"files": {}, "another": 1}')
     pin(repo, 2)
     assert call(*start).startswith("ready: ")
     assert "already running" in call(*start)

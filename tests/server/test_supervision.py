@@ -11,15 +11,18 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from export.follow import challenge
 from export.relayout import relayout
 from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, find_running, start_experiment
 from repository.registry import read_acts
+from server import __main__ as commands
 from server import control, gateway, guard, watch
 from server.condition import examine
 from serving.contract.artifacts import find_stage_folder
+from serving.contract.errors import ArtifactError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import Experiment
@@ -83,8 +86,9 @@ def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
     shop.wait(lambda: guard.list_guards(shop.state.tag) == [])
 
 
-def test_a_changed_artifact_is_not_served(shop):
-    """Without another generation, this one stays out of service until its files are as published."""
+def test_a_changed_artifact_is_not_served(shop, monkeypatch):
+    """Without another generation, this one stays out of service until its files are as published. A start changes nothing."""
+    monkeypatch.setattr(commands, "RUN_DIR", shop.run_dir)
     path = find_stage_folder(shop.repo, "rank", shop.state.generation) / "stage.json"
     published = path.read_bytes()
     path.chmod(0o644)
@@ -92,6 +96,11 @@ def test_a_changed_artifact_is_not_served(shop):
     shop.wait(lambda: not shop.is_ready())
     condition = examine(shop.state.grpc_url, shop.state)
     assert "stage.json is not the file that was published" in condition.fault
+    before, ports = shop.state, shop.state.ports
+    numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
+    with pytest.raises(ArtifactError, match=r"stage\.json is not the file that was published.* and nothing stopped\."):
+        CliRunner().invoke(commands.app, ["start", "--repo", str(shop.repo), *numbers], catch_exceptions=False)
+    assert shop.state == before
     assert shop.ask()["degraded"] == ["gateway_fallback"]
     path.write_bytes(published)
     shop.recover()

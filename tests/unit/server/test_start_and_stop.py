@@ -5,29 +5,34 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from repository.challenger import write_challenger
 from repository.experiments import find_experiment_folder
+from repository.generations import pin
+from repository.registry import read_acts
 from server import __main__ as commands
 from server import experiment, health
-from server.control import stop_server
-from server.ports import find_free_ports
+from server.control import WATCH_MODULE, find_running_servers, stop_server
+from server.generations import find_served_generation
+from server.ports import Ports, find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.present import present
 from tests.repositories import copy_generation, copy_lean_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
+from tests.unit.server.unwritable import make_unwritable
 
 # A server whose stubs have ended, and which never asks what became of them.
 PARENT = """
@@ -115,31 +120,100 @@ def test_a_server_that_is_looked_for_at_another_port_is_named(sleeping, tmp_path
     assert f"is the port right? Servers that were started here: --grpc-port {sleeping.ports.grpc}." in said
 
 
+@pytest.fixture
+def start(tmp_path, monkeypatch) -> Iterator[Callable[..., Result]]:
+    """start(repo, ports) -> the result of `server start` with a double of tritonserver, which is stopped after the test."""
+    write_wheel(tmp_path / "wheel")
+    monkeypatch.syspath_prepend(tmp_path / "wheel")
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+
+    def start(repo: Path, ports: Ports, *options: str) -> Result:
+        numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
+        arguments = ["start", "--repo", str(repo), *numbers, "--unsupervised", *options]
+        return CliRunner().invoke(commands.app, arguments, catch_exceptions=False)
+
+    yield start
+    for state in find_running_servers(tmp_path):
+        stop_server(state, tmp_path)
+
+
+def damage(repo: Path, generation: int) -> Path:
+    """Change a file of a generation. Return its path."""
+    path = repo / "rank" / str(generation) / "stage.json"
+    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
+    return path
+
+
+@pytest.mark.parametrize("fault", ["damaged", "removed"])
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_start_that_would_fail_stops_nothing(is_ended, fault, sleeping, tmp_path, start):
+    """A supervisor that takes a server with --fixed out of service ends it. Its gateway answers all the same."""
+    repo, said = copy_lean_repository(tmp_path / "shop"), "There is no model repository at"
+    if fault == "damaged":
+        said = f"{damage(repo, 1)} is not the file that was published: .* so nothing was started and nothing stopped."
+    else:
+        shutil.rmtree(repo)
+    with run_tagged(sleeping.tag) as helper:
+        state = replace(sleeping, pid=2**22 if is_ended else sleeping.pid, repo=repo, generation=1, fault=fault)
+        state.save(tmp_path)
+        with pytest.raises(RecommenderError, match=said):
+            start(repo, sleeping.ports)
+        assert [helper.poll(), is_running(sleeping.pid, sleeping.tag)] == [None, True]
+    assert read_state(make_state_path(tmp_path, sleeping.ports.grpc)) == state
+
+
+def test_the_remedy_for_damaged_files_is_not_to_stop_the_server(sleeping, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    replace(sleeping, fault="rank/1/stage.json is damaged").save(tmp_path)
+    mend = "Put the files back as they were published, or export the repository again (`make export`). "
+    for command in ("status", "diagnose"):
+        said = CliRunner().invoke(commands.app, [command], catch_exceptions=False).output
+        assert f"took it out of service. {mend}Then start it again: .venv/bin/python -m server start --repo " in said
+        with run_tagged(sleeping.tag, "-m", WATCH_MODULE):
+            said = CliRunner().invoke(commands.app, [command], catch_exceptions=False).output
+        assert f"took it out of service. {mend}Its supervisor then starts it again by itself\n" in said
+        assert "stop" not in said
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_start_leaves_a_damaged_generation_for_the_newest_intact_one(is_writable, tmp_path, start):
+    repo, ports = copy_lean_repository(tmp_path / "shop"), find_free_ports()
+    copy_generation(repo)
+    pin(repo, 2)
+    path = damage(repo, 2)
+    if not is_writable:
+        make_unwritable(repo)
+    result = start(repo, ports)
+    state = present(read_state(make_state_path(tmp_path, ports.grpc)))
+    assert f"WARNING: {path} is not the file that was published" in result.stderr
+    assert "Starting with generation 1, the newest intact one." in result.stderr
+    assert (state.generation, find_served_generation(state.grpc_url)) == (1, 1)
+    assert read_pinned_generation(repo) == (1 if is_writable else 2)
+    if is_writable:
+        (act,) = read_acts(repo)
+        assert (act.author, act.action, act.generation) == ("server", "pinned", 1)
+        assert str(path) in act.reason
+    else:
+        assert result.stderr.count("cannot be written") == 2  # the pin and the record
+
+
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
-def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, monkeypatch):
+def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, start):
     repo = toys.publish(tmp_path / "repo", 1)
     own = {"threads": 4, "cache_mib": 0, "fixed": True, "host": "127.0.0.1", "no_http": True, "tls": "", "follow_pin": False}
     stub = shutil.copy(present(shutil.which("true")), tmp_path / STUB_PROGRAM)
     parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
-    write_wheel(tmp_path / "wheel")
-    monkeypatch.syspath_prepend(tmp_path / "wheel")
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
     ports = sleeping.ports
     with subprocess.Popen(parent, stdout=subprocess.PIPE, text=True) as server:
         assert present(server.stdout).readline() == "started\n"
         broken = replace(sleeping, pid=server.pid, repo=repo, settings=own, fault=fault)
         broken.save(tmp_path)
-        numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
-        arguments = ["start", "--repo", str(repo), *numbers, "--cache-mib", "8", "--unsupervised"]
-        said = CliRunner().invoke(commands.app, arguments, catch_exceptions=False).output
+        said = start(repo, ports, "--cache-mib", "8").output
     started = present(read_state(make_state_path(tmp_path, ports.grpc)))
-    try:
-        assert said.startswith(f"starting again: {fault or '2 of its Python model process(es) died'}")
-        assert is_running(started.pid, started.tag)
-        assert started.tag != broken.tag
-        assert started.settings == own | {"cache_mib": 8}
-    finally:
-        stop_server(started, tmp_path)
+    assert said.startswith(f"starting again: {fault or '2 of its Python model process(es) died'}")
+    assert is_running(started.pid, started.tag)
+    assert started.tag != broken.tag
+    assert started.settings == own | {"cache_mib": 8}
 
 
 def test_settings_of_a_gateway_need_its_port(tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ from server.state import ServerState, make_state_path, read_state
 from server.watch import Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.present import present
 from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag, run_tagged
@@ -223,6 +224,24 @@ def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(
     assert said().count(f"{repo / LOCK_FILE} cannot be written") == 1
     assert said().count(f"{repo / RECORD_FILE} cannot be written") == 1
     assert "Traceback" not in said()
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_server_out_of_service_comes_back_with_an_intact_generation_that_is_published(state, tmp_path):
+    repo = copy_lean_repository(tmp_path / "shop")
+    copy_generation(repo)
+    published = {model: (repo / model / "2").rename(tmp_path / model) for model in (*STAGES, *LIVE_MODELS, ENSEMBLE)}
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
+    state.save(tmp_path)
+    (repo / "rank" / "1" / MANIFEST_FILE).write_text("{damaged")
+    path = make_state_path(tmp_path, state.ports.grpc)
+    with watched(state, tmp_path):
+        until(lambda: present(read_state(path)).fault)
+        for model, folder in published.items():
+            folder.rename(repo / model / "2")
+        pin(repo, 2)  # the last step of a publication
+        until(lambda: (now := read_state(path)) is not None and now.generation == 2 and is_running(now.pid, now.tag))
+        assert present(read_state(path)).fault == ""
 
 
 @pytest.mark.usefixtures("installed_double")
