@@ -90,8 +90,8 @@ class Store:
             )
         except lmdb.Error as error:
             raise DependencyError(
-                f"The live store in {folder} cannot be opened: {error}. Check the disk, or move the folder away: "
-                "answers then come from the published generation alone."
+                f"The live store in {folder} cannot be opened: {error}. Check that its disk is intact and writable: readers "
+                "register there too. Without it, answers come from the published generation alone."
             ) from error
         self._file = os.open(folder / DATA_FILE, os.O_PATH)  # of the same file for as long as the environment is open
 

@@ -41,6 +41,16 @@ window.fetch = async (path, options) => {
 };
 window.release = () => { holds = false; held.forEach((resolve) => resolve()); };
 """
+# Gives the first recommended item another id, and keeps the events that the page posts.
+RENAME = """
+const send = window.fetch, id = arguments[0];
+window.fetch = async (path, options) => {
+  if (options.method === "POST") window.posted = options.body;
+  const response = await send(path, options);
+  if (!path.includes("/recommendations")) return response;
+  return new Response((await response.text()).replace(/"id": *\\d+/, `"id": ${id}`), { headers: response.headers });
+};
+"""
 MARKUP = "<img src=x onerror=document.title='broken'>Mug"
 
 if not (CHROMIUM and DRIVER):
@@ -115,6 +125,17 @@ def test_a_click_changes_the_list_and_says_how_fast(page):
     page.wait(lambda: page.items("history")[:1] == before[:1])
     assert page.text("generation") == "1"
     assert "ms" in page.text("latency")
+
+
+def test_an_id_of_64_bits_is_posted_as_it_is(page):
+    item = str(2**60 + 1)
+    page.open(USER)
+    page.browser.execute_script(RENAME, item)
+    page.browser.find_element(By.ID, "visitor").send_keys("\n")
+    page.wait(lambda: page.items()[:1] == [item])
+    page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.item").click()
+    page.wait(lambda: page.browser.execute_script("return window.posted"))
+    assert json.loads(page.browser.execute_script("return window.posted"))["item"] == item
 
 
 def test_a_list_is_only_shown_while_its_user_is_followed(page, served):
