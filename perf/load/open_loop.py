@@ -39,6 +39,8 @@ PARTS = 10  # of a load, for its progress
 PRIORITY = -10  # of the sending thread, where the system permits it
 SWITCH_S = 1e-4  # by default another thread, such as one that publishes rows, may run 5 ms while a request is due
 
+AddTime = Callable[[bytes, float], bytes]
+
 
 @dataclass
 class Outcome:
@@ -86,15 +88,23 @@ def require_loopback(url: str) -> None:
         raise ConfigError(f"{url} is not on this machine; open-loop load is sent to loopback only. Run perf beside the server.")
 
 
-def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callable[[int], object] = lambda _: None) -> Outcome:
+def run_load(
+    url: str,
+    bodies: list[bytes],
+    due_s: np.ndarray,
+    progress: Callable[[int], object] = lambda _: None,
+    add_time: AddTime | None = None,
+) -> Outcome:
     """Send bodies[i] at due_s[i] (sorted, float64 [N] seconds) to the gRPC server at `url`.
 
     progress: gets 1 … PARTS, as each part of the load begins
+    add_time: called as a request leaves, with its body and the Unix time in seconds at which it was due. Returns the body to
+        send. Nobody knows this time earlier, because the clock starts once the connection is open and all requests are encoded
     """
     require_loopback(url)
     outcome = Outcome.empty((np.asarray(due_s) * 1e9).astype(np.int64))
     with prevent_delays(), contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
-        send_all(calls, bodies, outcome, progress)
+        send_all(calls, bodies, outcome, progress, add_time)
     return outcome
 
 
@@ -116,11 +126,17 @@ def prevent_delays() -> Iterator[None]:
         gc.enable()
 
 
-def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], object]) -> None:
+def send_all(
+    calls: UnaryCalls,
+    bodies: list[bytes],
+    outcome: Outcome,
+    progress: Callable[[int], object],
+    add_time: AddTime | None,
+) -> None:
     """Send bodies[i] at due_ns[i], and fill `outcome`."""
     requests = [calls.encode_call(number, body) for number, body in enumerate(bodies)]
     cpu_before = psutil.cpu_times()
-    clock, cpu_s, start_ns = time.perf_counter_ns, time.thread_time(), time.perf_counter_ns()
+    clock, cpu_s, start_ns, start_unix_s = time.perf_counter_ns, time.thread_time(), time.perf_counter_ns(), time.time()
 
     def receive(wait_ns: int) -> None:
         for number, at_ns, error, message in calls.take_answers(max(wait_ns, 0) / 1e9):
@@ -140,6 +156,8 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
         if calls.in_flight >= MAX_IN_FLIGHT:
             outcome.errors["not sent: too many requests in flight"] += 1
             continue
+        if add_time:
+            requests[number] = calls.encode_call(number, add_time(bodies[number], start_unix_s + due_ns / 1e9))
         if calls.send(number, requests[number]):
             outcome.sent_ns[number] = clock() - start_ns  # after sending, which may wait for flow control
     while calls.in_flight:  # answers or deadlines end it

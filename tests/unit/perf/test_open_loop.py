@@ -2,6 +2,7 @@
 
 import re
 import time
+from itertools import islice
 
 import grpc
 import numpy as np
@@ -10,6 +11,7 @@ from hyperframe.frame import DataFrame, SettingsFrame
 
 from perf.load import open_loop
 from perf.load.open_loop import Outcome, require_loopback, run_load
+from perf.load.unary import PREFIX_BYTES
 from perf.sweep import Scenario, describe
 from serving.contract.errors import ConfigError, ServerError
 from tests.present import present
@@ -82,6 +84,24 @@ def test_what_a_lost_connection_does_not_take_was_never_sent():
     assert (outcome.sent_ns >= 0).tolist() == [True, False, False]
     assert outcome.unsent == 2
     assert outcome.errors == {"UNAVAILABLE: the server closed the connection": 3}
+
+
+def test_a_request_gets_the_time_at_which_it_is_due_however_long_connecting_took():
+    received: list[tuple[float, float]] = []
+
+    def script(peer):
+        time.sleep(0.5)  # before the connection can be used
+        peer.sendall(SettingsFrame(0).serialize())
+        bodies = (said.data[PREFIX_BYTES:] for said in frames_of(peer) if isinstance(said, DataFrame))
+        received.extend((float(body), time.time()) for body in islice(bodies, 2))
+
+    begun_s = time.time()
+    with scripted(script) as url:
+        run_load(url, [b"0", b"1"], np.array([0.0, 0.2]), add_time=lambda body, due_s: b"%.6f" % (float(body) + due_s))
+    (first_s, first_came_s), (second_s, second_came_s) = received
+    assert begun_s + 0.5 <= first_s <= first_came_s
+    assert second_s - 1 == pytest.approx(first_s + 0.2, abs=1e-5)
+    assert second_s - 1 <= second_came_s
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:9", "[::1]:9", "127.9.9.9:1"])
