@@ -137,16 +137,23 @@ def measure_grpc(
     }
 
 
-def find_bounds(name: str, idle_ms: float, factor: int) -> dict[str, float]:
-    if factor == 1:
-        return {}
-    return {
+def make_figures(load: str, values: dict[str, float], idle_ms: float) -> list[Figure]:
+    """Return the figures of `measure_overload` with their bounds, which hold at the peak as beyond it.
+
+    load: begins their names; idle_ms: p99 of an idle server
+    """
+    bounds: dict[str, dict[str, float]] = {
         "goodput over peak": {"at_least": 0.8},
         "p99 of accepted": {"at_most": 1_000 * SLO_S},
         "p99 of accepted, high priority": {"at_most": 2 * idle_ms},
         "without any answer": {"at_most": 0.0},
         "recovered after": {"at_most": 2.0},
-    }.get(name, {})
+    }
+    units = {"p99 of accepted": "ms", "p99 of accepted, high priority": "ms", "recovered after": "s"}
+    return [
+        Figure(name=f"{load}: {name}", values=[value], unit=units.get(name, ""), **bounds.get(name, {}))
+        for name, value in values.items()
+    ]
 
 
 def main(
@@ -162,13 +169,10 @@ def main(
         peak = measure_peak(served, seconds, rng)
         before_mb = served.measure_rss_mb()
         figures += [Figure(name="idle p99", values=[idle_ms], unit="ms"), Figure(name="peak", values=[peak], unit="/s")]
-        units = {"recovered after": "s", "without any answer": ""}
         for deadline_ms in (DEADLINE_MS, LONG_MS):
             for factor in FACTORS:
-                for name, value in measure_overload(served, factor, peak, deadline_ms, seconds, rng).items():
-                    unit = units.get(name, "ms" if name.startswith("p99") else "")
-                    label = f"{factor} times the peak, deadline {deadline_ms} ms: {name}"
-                    figures.append(Figure(name=label, values=[value], unit=unit, **find_bounds(name, idle_ms, factor)))
+                values = measure_overload(served, factor, peak, deadline_ms, seconds, rng)
+                figures += make_figures(f"{factor} times the peak, deadline {deadline_ms} ms", values, idle_ms)
         figures.append(Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.25))
         for deadline, words in ((500, "deadline of 0.5 s"), (None, "no deadline")):
             for name, value in measure_grpc(served, 3.5, peak, deadline, seconds).items():
