@@ -32,6 +32,7 @@ from tests.waiting import until
 LONGEST = (
     "test_supervision",
     "test_merlin",
+    "test_soak",
     "test_commands",
     "test_console",
     "test_gateway",

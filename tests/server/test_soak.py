@@ -1,7 +1,6 @@
-"""The soak of embedding tables (experiments/soak.py) starts, and ends when it is told to.
+"""Soaks in short: a minute of the service under load and faults; the one of embedding tables starts, and ends when told to.
 
-That rows and answers stay right under kills and moves is in tests/long/tables/test_faults.py, test_supervision.py and
-test_publication.py.
+That rows stay right under kills is in tests/long/tables/test_faults.py.
 """
 
 import signal
@@ -10,10 +9,32 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 
+from experiments.gateway_soak import soak
+from experiments.served import serve_with_gateway
+from export.relayout import relayout
 from server.environment import PROJECT
+from serving.stages.rules.config import RulesConfig
 from serving.tables.store.memory import ARENA_PREFIX
+from tests.repositories import small_repository
+from tests.server.test_publication import with_rules
+
+SOAK_S, FAULT_EVERY_S = 45.0, 15.0  # a stage is killed, the server moves, the server is killed
+
+
+def test_a_minute_of_load_with_faults_and_a_move_brings_no_wrong_answer_and_no_error(tmp_path):
+    """The bounds are those of the experiment, which `make soak` runs for an hour."""
+    half = RulesConfig(blocked_items=tuple(range(1, 16)))  # so that the two never answer alike
+    other = with_rules(small_repository(), tmp_path / "other", half)
+    repo, run_dir = tmp_path / "repository", tmp_path / "run"
+    assert [relayout(source, repo, "ensemble") for source in (small_repository(), other)] == [1, 2]
+    with serve_with_gateway(repo, "deadline_ms = 2_000\n", supervised=True, run_dir=run_dir) as served:
+        figures = {figure.name: figure for figure in soak(served, SOAK_S, FAULT_EVERY_S, np.random.default_rng(0))}
+    assert [(name, figure.values) for name, figure in figures.items() if figure.met is False] == []
+    assert figures["faults and moves"].median >= 3
+    assert figures["requests"].median > 100
 
 
 def test_told_to_stop_it_ends_the_processes_that_it_started():
