@@ -32,7 +32,7 @@ from tests.server.caches import CachedQuestions, memory_cache, redis_cache
 from tests.server.load import Load
 from tests.server.requests import infer
 
-PAUSE_S = 0.5  # of a client between two calls: load is wanted, not a server that is busy with nothing else
+PAUSE_S = 1.0  # of a client between two calls: load is wanted, not a server that is busy with nothing else
 ROWS = 60
 
 
@@ -104,7 +104,7 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(
     rows = {name: values[:ROWS] for name, values in first.inputs.items()}
     popular = np.unique(first.outputs["item_ids"][:ROWS, :3])  # nobody's list stays as it was
     other = with_rules(repository, tmp_path / "other", RulesConfig(blocked_items=tuple(map(int, popular))))
-    with RecordedQuestions(served.grpc_url, first.inputs, clients=8) as load:
+    with RecordedQuestions(served.grpc_url, first.inputs, clients=16) as load:
         assert [relayout(source, repo, "ensemble") for source in (other, repository)] == [2, 3]
         # the server goes on with what it has, and publications keep that: two later it still has a way to go
         assert find_served_generation(served.grpc_url) == 1
