@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.contract.tensors import ModelSpec, TensorSpec, pack_records
+from serving.contract.tensors import OBSERVE, UPSERT, ModelSpec, TensorSpec, pack_records
 
 Arrays = dict[str, np.ndarray]
 EXTREMES: dict[str, list] = {
@@ -34,8 +34,12 @@ def forge_stage_request(spec: ModelSpec, generation: int, rng: np.random.Generat
 
 
 def forge_request(spec: ModelSpec, rng: np.random.Generator) -> bytes:
-    """Return an encoded request of `recommend`, broken in one of several ways."""
-    fields = {tensor.name: _draw_values(tensor, rng) for tensor in spec.inputs}
+    """Return an encoded request of `recommend`, `observe` or `upsert`, broken in one of several ways.
+
+    Requests of the two that write also hold values that must be refused, even where a tensor is lost: an accepted event would
+    change valid answers.
+    """
+    fields = {tensor.name: _draw_values(tensor, rng) for tensor in spec.inputs} | _draw_refused(spec.name, rng)
     body = _encode(spec, fields)
     request = pb.ModelInferRequest.FromString(body)
     position = int(rng.integers(len(request.inputs)))
@@ -101,6 +105,21 @@ def _draw_values(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:
     drawn = rng.choice(extremes, (1, *tensor.dims))
     ordinary = rng.integers(-5, 500, (1, *tensor.dims)).astype(dtype)
     return np.where(rng.random((1, *tensor.dims)) < rng.random(), drawn, ordinary)
+
+
+def _draw_refused(model: str, rng: np.random.Generator) -> Arrays:
+    """Return inputs of a model that writes, which it must refuse; none of another model."""
+    if model == OBSERVE:
+        kinds = [text.encode() for text in TEXTS if text]  # none that a data set declares
+        return {"event": _draw_text(kinds, rng), "timestamp_ms": np.array([[rng.choice([0, -1, 2**53])]], np.int64)}
+    if model == UPSERT:
+        kinds, columns = [b"item", b"user", b"shop"], [text.encode() for text in HOSTILE_JSON]
+        return {"kind": _draw_text(kinds, rng), "columns": _draw_text(columns, rng)}
+    return {}
+
+
+def _draw_text(texts: list[bytes], rng: np.random.Generator) -> np.ndarray:
+    return np.array([[texts[int(rng.integers(len(texts)))]]], object)
 
 
 def _encode(spec: ModelSpec, tensors: Arrays) -> bytes:

@@ -1,11 +1,13 @@
 """Send malformed requests over gRPC, HTTP and REST, and forged records to the stages, with valid requests beside them.
 
+Over gRPC they go to `recommend`, and to `observe` and `upsert`, which must write nothing of them.
+
     python -m experiments.malformed --repo model_repository [--requests 100000]
     NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=/tmp/checked python -m experiments.malformed --repo model_repository --loops 2000
 
 The second form sends nothing: it runs the stages in this process on the same forged records, with the bounds of every compiled
-loop checked. Counted as wrong: a process that ended, a request without any reply, a valid answer that differs, 5xx from the
-gateway, a NaN score, growing memory.
+loop checked. Counted as wrong: a process that ended, a request without any reply, a valid answer that differs, a forged event
+that is accepted, 5xx from the gateway, a NaN score, growing memory.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from server.processes import find_server_members
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import STAGES, make_ensemble_spec
+from serving.contract.tensors import LIVE_MODELS, STAGES, make_ensemble_spec, make_live_specs
 from serving.pipeline import Pipeline
 from triton_recommender import Recommender
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 THREADS, REPLY_S = 8, 30.0
+WRITES = "gRPC, to models that write"
 KNOWN_ANSWERS = 20
 
 
@@ -108,9 +111,10 @@ def attack(
 ) -> tuple[dict[str, Counter], ValidRequests]:
     """Send `count` requests, a thousand of each kind at a time. Return the statuses by kind, and the valid requests."""
     specs, generation, http_port = pipeline.specs, pipeline.info.generation, served.state.ports.http
-    recommend = make_ensemble_spec(specs)
+    recommend, live = make_ensemble_spec(specs), make_live_specs(tuple(column.tensor for column in pipeline.info.context))
     kinds: dict[str, Callable[[int], Counter]] = {
         "gRPC": lambda size: send_grpc(served.grpc_url, [forge_request(recommend, rng) for _ in range(size)]),
+        WRITES: lambda size: send_grpc(served.grpc_url, [forge_request(live[LIVE_MODELS[i % 2]], rng) for i in range(size)]),
         "forged records": lambda size: send_grpc(
             served.grpc_url, [forge_stage_request(specs[STAGES[i % 4]], generation, rng) for i in range(size)]
         ),
@@ -151,7 +155,7 @@ def check_loops(pipeline: Pipeline, count: int, rng: np.random.Generator) -> Cou
 
 def main(
     repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
-    requests: Annotated[int, typer.Option(min=4)] = 100_000,
+    requests: Annotated[int, typer.Option(min=5)] = 100_000,
     loops: Annotated[int, typer.Option(help="run so many forged records in this process, and send nothing")] = 0,
     results: ResultsFolder = RESULTS,
 ) -> None:
@@ -178,6 +182,7 @@ def main(
         Figure(name="requests sent", values=[sum(sum(counts.values()) for counts in statuses.values())]),
         Figure(name="processes that ended", values=[len(before - after)], at_most=0),
         Figure(name="requests without a reply", values=[no_reply], at_most=0),
+        Figure(name="forged events and changes that were accepted", values=[statuses[WRITES]["OK"]], at_most=0),
         Figure(name="5xx of the gateway, but for 503", values=[server_errors], at_most=0),
         Figure(name="valid requests beside them", values=[valid.asked], at_least=1),
         Figure(name="valid requests with a wrong answer or none", values=[valid.wrong], at_most=0),

@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 from experiments.forged import forge_fields, forge_http, forge_request, forge_stage_request
 from experiments.malformed import send_grpc, send_http
 from server.processes import find_server_members
-from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec, pack_records
+from serving.contract.tensors import LIVE_MODELS, PAD_ID, STAGES, make_ensemble_spec, make_live_specs, pack_records
 from serving.pipeline import Pipeline
 from tests.server.requests import ask_together, infer, tensor
 
@@ -167,8 +167,13 @@ def test_malformed_requests_and_forged_records_harm_nobody(server, client, repos
     recommend, generation = make_ensemble_spec(pipeline.specs), pipeline.info.generation
     broken = [forge_request(recommend, rng) for _ in range(200)]
     forged = [forge_stage_request(pipeline.specs[STAGES[i % 4]], generation, rng) for i in range(200)]
+    live = make_live_specs(tuple(column.tensor for column in pipeline.info.context))
+    writes = [forge_request(live[LIVE_MODELS[i % 2]], rng) for i in range(200)]
     pipeline.close()
-    statuses = send_grpc(server.grpc_url, broken) + send_grpc(server.grpc_url, forged)
+    of_writes = send_grpc(server.grpc_url, writes)
+    assert of_writes["OK"] == 0, of_writes
+    assert of_writes["INVALID_ARGUMENT"] > 100
+    statuses = of_writes + send_grpc(server.grpc_url, broken) + send_grpc(server.grpc_url, forged)
     statuses += send_http(server.ports.http, [forge_http(rng) for _ in range(100)])
     assert statuses["DEADLINE_EXCEEDED"] == statuses["no reply"] == statuses["UNKNOWN"] == 0, statuses
     assert statuses["INVALID_ARGUMENT"] > 100
