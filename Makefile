@@ -139,10 +139,12 @@ live: setup $(LIVE).exported ## the last weeks of the log replayed as live event
 	@$(PY) -m experiments.replay run --data $(DATA) --repo $(LIVE) --minutes $(MINUTES)
 
 soak: MINUTES ?= 60
-soak: setup ## the service under load, a fault a minute and moves between generations; then the embedding tables under kills: REPO=… MINUTES=…
+soak: setup ## the service under load, faults and moves for MINUTES; then each fault alone, embedding tables and live events under kills: REPO=… MINUTES=…
 	@status=0; \
 	$(PY) -m experiments.gateway_soak --repo $(REPO) --minutes $(MINUTES) || status=1; \
+	$(PY) -m experiments.recovery --repo $(REPO) --rounds $$(( ($(MINUTES) + 19) / 20 )) || status=1; \
 	$(PY) -m experiments.soak --seconds $$(( $(MINUTES) * 10 )) || status=1; \
+	$(PY) -m experiments.live_kills --repo $(REPO) || status=1; \
 	exit $$status
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
