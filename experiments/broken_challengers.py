@@ -54,6 +54,9 @@ FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 GATEWAY_SETTINGS = "deadline_ms = 2_000\n"
 console = Console(stderr=True, width=130, soft_wrap=True)
 say = console.print
+Outcome = tuple[
+    Experiment | None, int
+]  # the experiment as its guard ended it, None where it did not; answers of the challenger
 
 
 @dataclass
@@ -75,7 +78,7 @@ class Storefront:
         if clicks:
             self.http.post("/v1/events", json=clicks).raise_for_status()
 
-    def try_out(self, experiment: Experiment, most: int, rng: np.random.Generator) -> tuple[Experiment | None, int]:
+    def try_out(self, experiment: Experiment, most: int, rng: np.random.Generator) -> Outcome:
         """Run an experiment until its guard ends it, or the challenger has given `most` answers.
 
         Return the experiment as it was ended, None where it was not, and the answers of the challenger.
@@ -114,23 +117,33 @@ def try_broken(
     Each is published just before it is tried, because a repository keeps few generations.
     planned: answers that a challenger gives if nobody stops it
     """
-    figures, seen = [], []
+    outcomes: dict[str, list[Outcome]] = {}
     for name, numbers in zip(FAULTS, np.array_split(np.arange(count), len(FAULTS)), strict=True):
         if not len(numbers):
             continue
         say(f"a broken generation: {name}")
-        broken, answered = publish_broken(dataset, scratch, front.served.repo, name), []
+        broken, outcomes[name] = publish_broken(dataset, scratch, front.served.repo, name), []
         for number in numbers:
             ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), planned, rng)
             say(f"broken challenger {number + 1} ({name}) {describe(ended)} after {answers} answers")
-            answered.append(answers)
-            seen.append(answers / planned if ended and ended.state == "rolled back" else 1.0)
-        figures.append(Figure(name=f"{name}: answers until rolled back", values=answered))
+            outcomes[name].append((ended, answers))
+    return make_figures(outcomes, planned)
+
+
+def make_figures(outcomes: dict[str, list[Outcome]], planned: int) -> list[Figure]:
+    """Return the figures of broken challengers. outcomes: of each challenger, by its fault; planned: as in `try_broken`"""
+    every = [outcome for tried in outcomes.values() for outcome in tried]
+    shares = [answers / planned if ended and ended.state == "rolled back" else 1.0 for ended, answers in every]
     return [
-        *figures,
-        Figure(name="kinds of faults of broken challengers", values=[len(figures)]),
-        Figure(name="broken challengers: share of their answers until rolled back", values=[max(seen)], at_most=MOST_SEEN),
-        Figure(name="broken challengers that were rolled back", values=[sum(share < 1 for share in seen)], at_least=count),
+        *(
+            Figure(name=f"{name}: answers until rolled back", values=[answers for _, answers in tried])
+            for name, tried in outcomes.items()
+        ),
+        Figure(name="kinds of faults of broken challengers", values=[len(outcomes)]),
+        Figure(name="broken challengers: share of their answers until rolled back", values=[max(shares)], at_most=MOST_SEEN),
+        Figure(
+            name="broken challengers that were rolled back", values=[sum(share < 1 for share in shares)], at_least=len(every)
+        ),
     ]
 
 

@@ -157,18 +157,25 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
         recovered_s.append(load.watched.answered_s - fault_s)
         print(f"{time.monotonic() - begun_s:.0f} s: {name}, answers after {recovered_s[-1]:.1f} s", file=sys.stderr, flush=True)
         time.sleep(max(every_s - (time.monotonic() - fault_s), 0))
-    watched = load.finish()
+    return make_figures(load.finish(), recovered_s, broken, served.measure_rss_mb() / before_mb)
+
+
+def make_figures(watched: Watched, recovered_s: list[float], broken: int, memory_ratio: float) -> list[Figure]:
+    """Return the figures of a soak with their bounds.
+
+    recovered_s: seconds after each fault or move until the server answered; broken: how many it did not recover from in time
+    """
     statuses = sum(count for status, count in watched.statuses.items() if status not in (200, "refused"))
     return [
         Figure(name="requests", values=[sum(watched.statuses.values())], at_least=1),
-        Figure(name="faults and moves", values=[number], at_least=1),
+        Figure(name="faults and moves", values=[len(recovered_s)], at_least=1),
         Figure(name="wrong or mixed answers", values=[watched.wrong], at_most=0),
         Figure(name="any status but 200", values=[statuses], at_most=0),
         Figure(name="refused while the gateway was down", values=[watched.statuses["refused"]]),
         Figure(name="answered with popular items", values=[watched.degraded]),
         Figure(name="faults without recovery", values=[broken], at_most=0),
         Figure(name="until the server answers again", values=recovered_s, unit="s"),
-        Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.1),
+        Figure(name="memory afterwards over before", values=[memory_ratio], at_most=1.1),
     ]
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from experiments import overload
+import json
+
+import pytest
+
+from experiments import broken_challengers, gateway_soak, overload, recovery
+from experiments.fault_load import ACCEPTED, FULL, POPULAR, Seen
+from experiments.faults import FAULTS
+from perf.figures import Figure
+from serving.live.experiment import Experiment
+
+
+def list_missed(figures: list[Figure]) -> list[str]:
+    assert len({figure.name for figure in figures}) == len(figures)
+    return [figure.name for figure in figures if figure.met is False]
 
 
 def test_bounds_under_load_hold_at_the_peak_too():
@@ -14,7 +27,59 @@ def test_bounds_under_load_hold_at_the_peak_too():
         "without any answer": 1.0,
         "recovered after": 2.5,
     }
-    figures = {figure.name: figure for figure in overload.make_figures("1 times the peak", values, idle_ms=10.0)}
-    missed = [name.partition(": ")[2] for name, figure in figures.items() if figure.met is False]
-    assert missed == [name for name in values if name != "share of high priority accepted"]
-    assert figures["1 times the peak: p99 of accepted, high priority"].unit == "ms"
+    figures = overload.make_figures("1 times the peak", values, idle_ms=10.0)
+    assert [figure.unit for figure in figures] == ["", "ms", "ms", "", "", "s"]
+    bounded = (name for name in values if name != "share of high priority accepted")
+    assert list_missed(figures) == [f"1 times the peak: {name}" for name in bounded]
+
+
+def encode_answer(generation: int, items: list[int], degraded: tuple[str, ...] = ()) -> bytes:
+    return json.dumps({"generation": generation, "items": [{"id": i} for i in items], "degraded": degraded}).encode()
+
+
+def test_a_soak_counts_answers_that_differ_within_a_generation_and_errors():
+    watched = gateway_soak.Watched()
+    watched.record(7, 200, encode_answer(1, [1, 2]))
+    watched.record(7, 200, encode_answer(2, [3, 4]))
+    watched.record(7, 200, encode_answer(1, [9], ("gateway_fallback",)))
+    watched.statuses["refused"] += 1
+    assert watched.answered_s > 0
+    assert list_missed(gateway_soak.make_figures(watched, [1.5, 2.5], 0, 1.05)) == []
+    watched.record(7, 200, encode_answer(2, [1, 2]))
+    watched.record(8, 503, b"busy")
+    figures = gateway_soak.make_figures(watched, [1.5, 60.0], 1, 1.2)
+    missed = ["wrong or mixed answers", "any status but 200", "faults without recovery", "memory afterwards over before"]
+    assert list_missed(figures) == missed
+    values = {figure.name: figure.median for figure in figures}
+    assert values["requests"] == 6
+    assert values["answered with popular items"] == values["wrong or mixed answers"] == 1
+
+
+def test_a_challenger_that_is_not_rolled_back_counts_as_having_answered_to_the_end():
+    ended = Experiment("broken 0", 1, 2, 0.5, state="rolled back", reason="errors")
+    soon: dict[str, list[broken_challengers.Outcome]] = {"errors": [(ended, 25), (ended, 50)], "slow": [(ended, 25)]}
+    assert list_missed(broken_challengers.make_figures(soon, planned=10_000)) == []
+    figures = broken_challengers.make_figures({**soon, "slow": [(None, 10_000)]}, planned=10_000)
+    shares = "broken challengers: share of their answers until rolled back"
+    assert list_missed(figures) == [shares, "broken challengers that were rolled back"]
+    values = {figure.name: figure.values for figure in figures}
+    assert (values[shares], values["errors: answers until rolled back"]) == ([1.0], [25, 50])
+    described = [broken_challengers.describe(experiment) for experiment in (ended, None)]
+    assert described == ["is rolled back, because errors,", "goes on"]
+
+
+def test_a_fault_is_described_by_what_callers_and_metrics_saw_of_it():
+    name, begun_s, mended_s = "rank killed", 10.0, 10.0
+    answers = [Seen(9.9, 10.0, FULL), Seen(10.1, 12.0, POPULAR), Seen(12.0, 12.1, FULL), Seen(12.1, 12.2, FULL)]
+    values = recovery.describe_answers(answers, mended_s)
+    assert values[recovery.RECOVERED] == pytest.approx(2.0)
+    assert values[f"{recovery.SHARES}{POPULAR}"] == 25
+    values |= recovery.describe_events([Seen(10.0, 10.5, "503"), Seen(11.0, 11.1, ACCEPTED)])
+    values |= recovery.describe_readiness([Seen(10.0, 11.0, "503")], begun_s, FAULTS[name])
+    values |= recovery.describe_signals([{"triton_up": 1.5}, {}]) | {recovery.LOST: 0.0, recovery.DOUBLED: 0.0}
+    rounds = {f"{name}: {kind}": [value] for kind, value in values.items()}
+    assert list_missed(recovery.make_figures(rounds, 1)) == []
+    worse = {recovery.LOST: 1.0, recovery.UNREADY: 2.5, recovery.SHOWN: 0.0}
+    figures = recovery.make_figures(rounds | {f"{name}: {kind}": [value] for kind, value in worse.items()}, 1)
+    lost = [f"{faults}: {recovery.LOST}" for faults in ("all faults", name)]
+    assert sorted(list_missed(figures)) == sorted([*lost, f"all faults: {recovery.SHOWN}, of 1", f"{name}: {recovery.UNREADY}"])
