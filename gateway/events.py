@@ -12,6 +12,7 @@ from gateway.event_shapes import EventBody, explain_refusal, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from serving.contract.ids import NAME
+from serving.contract.refused_rows import read_refused
 from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
 
 MOST_EVENTS = 1_000
@@ -90,12 +91,23 @@ class Recorder:
         )
 
     async def _send(self, events: list[Event]) -> list[Result]:
-        """Send events in one request. If one of them is refused, send each half by itself, until only that one fails."""
+        """Send events in one request. If the server refuses some, send the others again.
+
+        The error does not say which ones if it comes from the client or an older generation: then send each half by itself.
+        """
+        if not events:
+            return []
         try:
             sequences = await self._recommender.observe_many(events)
         except InvalidRequest as error:
             if len(events) == 1:
                 return [make_failure(error.status, str(error), events[0].event_id)]
+            if faults := read_refused(str(error), len(events)):
+                others = iter(await self._send([event for row, event in enumerate(events) if row not in faults]))
+                return [
+                    make_failure(error.status, faults[row], event.event_id) if row in faults else next(others)
+                    for row, event in enumerate(events)
+                ]
             middle = len(events) // 2
             return [*await self._send(events[:middle]), *await self._send(events[middle:])]
         except RecommenderError as error:

@@ -23,6 +23,7 @@ from gateway import schema
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from live.exposures import SOURCE_NAMES, read_exposures
+from perf.observe import read_samples
 from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from server import gateway
@@ -198,10 +199,20 @@ def test_answers_of_questions_that_share_a_call_are_those_of_calls_of_their_own(
 
 
 def test_an_event_that_the_server_refuses_has_its_own_error(served):
-    events = [{"user": USER, "item": 20, "id": "a"}, {"user": USER, "item": 21, "event": "smile", "id": "b"}]
+    events = [{"user": USER, "item": 20 + row, "id": f"refused/{row}"} for row in range(16)]
+    events[5]["event"] = "smile"
     response = served.http.post("/v1/events", json=events)
     assert response.status_code == 207, response.text
-    assert ["sequence" in result for result in response.json()["results"]] == [True, False]
+    results = response.json()["results"]
+    assert [row for row, result in enumerate(results) if "sequence" not in result] == [5]
+    assert "refuses this request: event is 'smile'; expected one of" in results[5]["error"]["message"]
+
+    def count_refused() -> float:
+        samples = read_samples(served.server.metrics_url).items()
+        return sum(value for (name, _), value in samples if name == "recommender_live_refused_events_total")
+
+    until(count_refused)
+    assert count_refused() == 1
 
 
 def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stages(served, collector):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +25,7 @@ import triton_python_backend_utils as pb_utils
 from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError, RequestError
 from serving.contract.logs import format_json_line
+from serving.contract.refused_rows import describe_refused
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
@@ -139,9 +141,11 @@ class StageModel:
         try:
             outputs = self._call(take(inputs, rows, healthy))
         except Exception as error:
-            faulty = find_faulty(error, rows, healthy)
-            if faulty and len(healthy) > 1:
-                errors |= {i: make_caller_error(self.spec.name, error, requests[i].request_id()) for i in faulty}
+            faults = dict.fromkeys(error.rows, str(error)) if isinstance(error, RequestError) else {}
+            if faults:
+                refused = group_by_request(faults, [rows[i] for i in healthy])
+                faulty = {healthy[place]: make_invalid_argument(message) for place, message in refused.items()}
+                errors |= faulty
                 others = [i for i in healthy if i not in faulty]
                 return self._answer(requests, inputs, rows, others, errors) if others else {}
             if len(healthy) > 1:
@@ -236,19 +240,13 @@ def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
 
 
 def group_by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
-    """Return the first fault of each faulty request, from faults by row. rows: number of rows of each request"""
-    request_of_row = np.repeat(np.arange(len(rows)), rows)
-    first_faults: dict[int, str] = {}
-    for row in sorted(faults):
-        first_faults.setdefault(int(request_of_row[row]), faults[row])
-    return first_faults
-
-
-def find_faulty(error: Exception, rows: list[int], called: list[int]) -> set[int]:
-    """Return the requests that an error names by rows of the call. rows: number of rows of each request; called: requests"""
-    faulty_rows = error.rows if isinstance(error, RequestError) else ()
-    requests = np.repeat(called, [rows[i] for i in called])
-    return {int(requests[row]) for row in faulty_rows}
+    """Return one message for each faulty request, from faults by row. rows: number of rows of each request"""
+    ends = list(accumulate(rows))
+    grouped: dict[int, dict[int, str]] = {}
+    for row, fault in faults.items():
+        request = bisect_right(ends, row)
+        grouped.setdefault(request, {})[row - ends[request] + rows[request]] = fault
+    return {request: describe_refused(own, rows[request]) for request, own in grouped.items()}
 
 
 def respond(spec: ModelSpec, outputs: Arrays) -> Any:

@@ -1,0 +1,119 @@
+"""Refused events from the gateway through the client's errors to the adapter of `observe`: each one is counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.artifacts import read_stage
+from serving.contract.refused_rows import describe_refused, read_refused
+from serving.contract.tensors import OBSERVE
+from serving.stages.live.models import Observe
+from tests.contract import fake_backend as pb
+from tests.contract.test_adapter import pbtxt_as_json
+from tests.repositories import copy_lean_repository
+from tests.unit.gateway.conftest import Gateway
+from triton_recommender.errors import from_status
+from triton_recommender.models import Call
+
+CODES = {pb.TritonError.INVALID_ARG: "INVALID_ARGUMENT"}
+
+
+class Shop:
+    """A gateway whose server is the adapter of `observe` in this process. calls: how many requests it got"""
+
+    def __init__(self, repo: Path) -> None:
+        from serving.stages.live.triton import make_live_model
+
+        folder = repo / OBSERVE
+        self.model = make_live_model(Observe)()
+        self.model.initialize(
+            {
+                "model_name": OBSERVE,
+                "model_instance_name": "observe_0_0",
+                "model_repository": str(folder),
+                "model_version": "1",
+                "model_config": pbtxt_as_json(read_stage(folder / "1")),
+            }
+        )
+        self.calls = 0
+        self.gateway = Gateway(repo)
+        vars(self.gateway.shop.server)["answer"] = self.answer
+
+    def answer(self, call: Call) -> dict[str, np.ndarray]:
+        self.calls += 1
+        [response] = self.model.execute([pb.InferenceRequest(**call.inputs)])
+        if error := response.error():
+            raise from_status(CODES[error.code()], error.message(), "localhost:8001", call.timeout_s, call)
+        return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+    def post(self, *events: dict) -> list[dict]:
+        return self.gateway.ask("POST", "/v1/events", json=list(events)).json()["results"]
+
+    def count_refused(self) -> float:
+        measurements = self.model.first.stage.list_measurements()
+        return sum(measured.value for measured in measurements if measured.name == "recommender_live_refused_events_total")
+
+
+@pytest.fixture
+def shop(tmp_path) -> Iterator[Shop]:
+    shop = Shop(copy_lean_repository(tmp_path / "repository"))
+    yield shop
+    shop.model.finalize()
+
+
+def purchase(item: int, **more) -> dict:
+    return {"user": 7, "item": item, "id": f"order-1/{item}"} | more
+
+
+def test_one_malformed_event_of_sixteen_counts_once_and_the_others_are_acknowledged(shop):
+    events = [purchase(item, event="smile") if item == 5 else purchase(item) for item in range(16)]
+    results = shop.post(*events)
+    assert [row for row, result in enumerate(results) if "error" in result] == [5]
+    assert results[5]["id"] == "order-1/5"
+    said = "The server at localhost:8001 refuses this request: event is 'smile'; expected one of "
+    assert results[5]["error"]["message"].startswith(said)
+    assert len({result["sequence"] for result in results if "sequence" in result}) == 15
+    assert shop.count_refused() == 1
+    assert shop.calls == 2
+
+
+def test_several_malformed_events_of_64_count_once_each_with_a_reason_of_their_own(shop):
+    shop.post(purchase(40))
+    bad: dict[int, dict] = {
+        3: {"event": "smile"},
+        4: {"event": "Row 9: grin"},
+        20: {"timestamp": "2100-01-01T00:00:00Z"},
+        21: {"request_id": 200 * "r"},
+        40: {"user": 8},  # with the id of another event, which the store finds
+        63: {"event": "smile"},
+    }
+    results = shop.post(*(purchase(item, **bad.get(item, {})) for item in range(64)))
+    reasons = {row: result["error"]["message"] for row, result in enumerate(results) if "error" in result}
+    assert list(reasons) == list(bad)
+    told = {3: "'smile'", 4: "grin", 20: "ahead of this server", 21: "request_id has", 40: "event_id was used", 63: "'smile'"}
+    for row, reason in told.items():
+        assert reason in reasons[row]
+    assert shop.count_refused() == len(bad)
+
+
+def test_refused_rows_are_read_as_they_were_described():
+    faults = {3: "id is negative", 9: "event is 'Row 5: x'", 7: "id is negative"}
+    said = describe_refused(faults, 16)
+    assert said == "3 of 16 rows are refused. Rows 3, 7: id is negative Row 9: event is 'row 5: x'"
+    read = {3: "It said: id is negative", 7: "It said: id is negative", 9: "It said: event is 'row 5: x'"}
+    assert read_refused(f"It said: {said}", 16) == read
+    assert read_refused(said, 15) == {}
+    assert read_refused("id is negative", 16) == {}
+
+
+def test_long_reasons_leave_every_row_of_a_chunk_named_in_an_error_that_grpc_sends():
+    faults = {row: f"event is '{row}{'語' * 40}'; expected one of view, purchase" for row in range(32)}
+    said = describe_refused(faults, 32)
+    assert read_refused(said, 32).keys() == faults.keys()
+    assert read_refused(said, 32)[0] == faults[0]
+    assert "send it alone" in read_refused(said, 32)[31]
+    assert len(said.encode()) * 3 < 8 << 10
