@@ -37,6 +37,7 @@ log = logging.getLogger("gateway")
 
 DEFAULT_K = 20
 GRACE_S = 0.05  # after the deadline, so that the client raises its own, more telling timeout first
+UNKNOWN_ITEMS = "{name} names items that are not in the catalogue and have no effect: {items}. Correct the ids."
 DEGRADED_NAMES = {
     Degraded.PREPROCESS: "feature_store",
     Degraded.RETRIEVE: "candidates_short",
@@ -132,7 +133,8 @@ class Answering:
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, counted_id, answer, degraded, enrolment, shown.teams, latency_ms)
-        return Answered(self._build_answer(request_id, is_known, answer.generation, degraded, items), timings_ms)
+        warnings = self._list_warnings(question, query)
+        return Answered(self._build_answer(request_id, is_known, answer.generation, degraded, items, warnings), timings_ms)
 
     async def answer_with_popular(self, question: Question, reason: str) -> Answered:
         """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
@@ -206,7 +208,19 @@ class Answering:
             items = [item | {"reasons": None} for item in items]
         answer = Recommendations(tuple(popular), (), Degraded.NONE, self._shop.published.generation, (1.0,) * len(popular))
         self._log(request_id, question.find_counted_id(self._shop), answer, [FALLBACK], enrolment)
-        return self._build_answer(request_id, is_known, answer.generation, [FALLBACK], items)
+        warnings = self._list_warnings(question, query)
+        return self._build_answer(request_id, is_known, answer.generation, [FALLBACK], items, warnings)
+
+    def _list_warnings(self, question: Question, query: Query) -> list[str]:
+        """Return a sentence for `history` and one for `exclude` if they name items that are not in the catalogue."""
+        lists = {"history": (question.history, query.history), "exclude": (question.exclude, query.exclude)}
+        warnings = []
+        for name, (written, item_ids) in lists.items():
+            named = dict(zip(map(int, item_ids or ()), written or (), strict=True))
+            if unknown := self._shop.find_unknown_items(set(named)):
+                listed = ", ".join(repr(named[item_id]) for item_id in named if item_id in unknown)
+                warnings.append(UNKNOWN_ITEMS.format(name=name, items=listed))
+        return warnings
 
     def _log(
         self,
@@ -231,9 +245,10 @@ class Answering:
         self._exposures.add(Exposure(*shown, *part, propensities, sources))
 
     def _build_answer(
-        self, request_id: str, is_known: bool | None, generation: int, degraded: list[str], items: list
+        self, request_id: str, is_known: bool | None, generation: int, degraded: list[str], items: list, warnings: list[str]
     ) -> dict[str, Any]:
-        return {"request_id": request_id, "generation": generation, "known": is_known, "degraded": degraded, "items": items}
+        facts = {"request_id": request_id, "generation": generation, "known": is_known, "degraded": degraded}
+        return facts | {"warnings": warnings, "items": items}
 
 
 def list_degraded(degraded: Degraded) -> list[str]:

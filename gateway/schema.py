@@ -51,12 +51,16 @@ class Recommended(Scored):
 
 
 class Recommendations(Strict):
-    """known: whether anything is known of the user; null without a user. degraded: which parts came from a fallback."""
+    """known: whether anything is known of the user; null without a user. degraded: which parts came from a fallback.
+
+    warnings: sentences about items of `history` and `exclude` that are not in the catalogue, and so have no effect
+    """
 
     request_id: str
     generation: int
     known: bool | None
     degraded: list[str]
+    warnings: list[str]
     items: list[Recommended]
 
 

@@ -74,6 +74,12 @@ def test_an_unavailable_item_is_not_popular_until_it_is_back(door, change):
     assert list_popular(door) == before | {item: "Mug"}
 
 
+def test_an_item_that_was_added_since_the_export_needs_no_warning(door, change):
+    assert door.recommend(user=USER, exclude="999")["warnings"]
+    change(999, title="Mug")
+    assert door.recommend(user=USER, exclude="999")["warnings"] == []
+
+
 def test_what_live_forget_forgot_is_forgotten_with_the_next_generation(door, change):
     copy_generation(door.repo)
     title, generation = door.ask("GET", "/v1/items/3/similar").json()["item"]["title"], 1
