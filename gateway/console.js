@@ -67,7 +67,7 @@ async function showVisitor(visitor) {
   const [[kind, id]] = Object.entries(visitor);
   const { answer } = await call("GET", `v1/${kind}s/${encodeURIComponent(id)}`);
   if (visitor !== shown.visitor) return;
-  byId("known").textContent = answer.known ? `${answer.events} events` : `This ${kind} is unknown: a cold start.`;
+  byId("known").textContent = answer.known ? `${answer.events} counted events` : `This ${kind} is unknown: a cold start.`;
   byId("history").replaceChildren(
     ...answer.history.map((item, place) => line(place + 1, item, item.time.slice(0, 16).replace("T", " "))),
   );

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.event_shapes import SHAPES
 from serving.live.experiment import Mode, State
@@ -166,8 +166,10 @@ class Seen(Item):
 
 class KnownVisitor(Strict):
     known: bool
-    events: int
-    history: list[Seen]
+    events: int = Field(
+        description="how many events count in totals: those of kinds that the interaction log holds, not returns"
+    )
+    history: list[Seen] = Field(description="newest first; events that do not count, such as views, may also be here")
 
 
 class User(KnownVisitor):

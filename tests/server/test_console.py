@@ -202,7 +202,7 @@ def test_a_session_is_followed_like_a_user(page, served):
     assert page.items("history") == []
     page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.item").click()
     page.wait(lambda: page.items("history"))
-    assert page.text("known") == "1 events"
+    assert page.text("known") == "1 counted events"
     [seen] = page.items("history")
     assert seen not in page.items()
     page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.small").click()

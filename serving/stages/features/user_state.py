@@ -36,7 +36,7 @@ class UserState:
     history_times       int64 [B, H] unix seconds, 0 where padded
     history_categories  int32 [B, H] category code of each item, NO_CATEGORY where padded or unknown
     history_interests   int64 [B] how many items of the history, the first ones, the user only looked at
-    event_count         int64 [B] events of any kind; sum_weight, sum_label: their sums, float64 [B]
+    event_count         int64 [B] events of kinds that the log holds; sum_weight, sum_label: their sums, float64 [B]
     first_time, last_time   int64 [B] unix seconds of the first and latest event, 0 without one
     profile             name -> [B] int64 | float64 | object of str (None = missing)
     aggregates          name -> float32 [B]: declared aggregations of users (serving/live/aggregations), NaN = missing
