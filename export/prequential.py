@@ -68,8 +68,18 @@ class Quality:
     @classmethod
     def of(cls, answers: np.ndarray, items: np.ndarray) -> Quality:
         """Average over questions. answers: int64 [Q, 20], best first; items: int64 [Q], what each answer should hold."""
-        rank = find_ranks(answers, items)
-        return cls(float(np.isfinite(rank).mean()), float(compute_gains(rank).mean()), float((1 / (rank + 1)).mean()))
+        values = judge_questions(answers, items)
+        return cls(**{name: float(own.mean()) for name, own in values.items()})
+
+
+def judge_questions(answers: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what each field of Quality is the mean of, float64 [Q] by its name. answers, items: see `Quality.of`"""
+    ranks = find_ranks(answers, items)
+    return {
+        "recall_at_20": np.isfinite(ranks).astype(np.float64),
+        "ndcg_at_10": compute_gains(ranks),
+        "mrr": 1 / (ranks + 1),
+    }
 
 
 def find_ranks(answers: np.ndarray, items: np.ndarray) -> np.ndarray:
