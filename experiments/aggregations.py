@@ -3,15 +3,15 @@
     python -m experiments.aggregations [--data online-retail --data amazon-grocery]
 
 Each set of aggregations gets an export of the first 80 % of a log, which answers the questions of experiments/prequential.py.
-All sets are declared in terms of the defaults (training/features/aggregates.py), with `ranker` true for some of them.
+The sets are the defaults (training/features/aggregates.py), fewer, or more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,20 +28,24 @@ from training.features.aggregates import DEFAULTS
 WORK = Path(".run/aggregations")
 DATA = ["online-retail", "amazon-grocery"]
 DEFAULT = "default (trend of items)"
-TREND = {declared["name"] for declared in DEFAULTS if declared.get("ranker")}
-VISITS = {"session_events", "days_since", "events_7d"}
-SETS = {  # name -> the aggregations, by name, that the models learn from
-    "none": set(),
-    DEFAULT: TREND,
-    "default, session and recency": TREND | VISITS,
-    "default, session, recency and prices": TREND | VISITS | {"price_paid"},
+VISITS = (
+    {"name": "session_events", "entity": "user", "value": "count", "function": "count", "session_gap": "30min"},
+    {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},
+    {"name": "events_7d", "entity": "user", "value": "count", "function": "count", "window": "7d"},
+)
+PRICES = ({"name": "price_paid", "entity": "user", "value": "price", "function": "mean", "half_life": "180d"},)
+SETS: dict[str, tuple[Mapping[str, Any], ...]] = {
+    "none": (),
+    DEFAULT: DEFAULTS,
+    "default, session and recency": (*DEFAULTS, *VISITS),
+    "default, session, recency and prices": (*DEFAULTS, *VISITS, *PRICES),
 }
 
 
-def declare(dataset: Dataset, learned: set[str]) -> Dataset:
-    """Return the data set with the default aggregations, of which the models learn from some. learned: their names"""
-    tables = [{**declared, "ranker": declared["name"] in learned} for declared in DEFAULTS]
-    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": tables}))
+def declare(dataset: Dataset, tables: Sequence[Mapping[str, Any]]) -> Dataset:
+    """Return the data set with these aggregations in place of its own. tables: as in `[[aggregations]]`"""
+    declared = [dict(table) for table in tables]
+    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": declared}))
 
 
 def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Gains]:
@@ -74,8 +78,8 @@ def main(
     for source in data:
         machine, dataset, gains = read_machine(), load_dataset(source), {}
         name = dataset.description.name
-        for number, (set_name, learned) in enumerate(SETS.items()):
-            declared, repository = declare(dataset, learned), WORK / f"{name}-{number}"  # each set has other tensors
+        for number, (set_name, tables) in enumerate(SETS.items()):
+            declared, repository = declare(dataset, tables), WORK / f"{name}-{number}"  # each set has other tensors
             build_repository(take_exported_part(declared), repository, Settings(), Console(stderr=True))
             gains[set_name] = measure(declared, repository, most)
         command = f"python -m experiments.aggregations --data {source}"

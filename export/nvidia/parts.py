@@ -64,6 +64,7 @@ PAIR_FILES = (
     "sold_days.npy",
     "groups.npy",
     "item_statistics.json",
+    "user_categories/*",
 )
 RANK_PARTS = {
     "24.03": (

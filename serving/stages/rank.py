@@ -52,6 +52,7 @@ from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales, load_learned_sales
 from serving.stages.live.trends import ItemTrends
+from serving.stages.live.user_categories import UserCategoryTrends
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measure_tables
 from serving.tables.opening import open_tables
@@ -61,7 +62,7 @@ Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = (  # inputs that depend on the request
-    *("user_continuous", "history_ids", "history_age_days", "history_interests", "retrieval_scores"),
+    *("user_id", "user_continuous", "history_ids", "history_age_days", "history_interests", "retrieval_scores"),
 )
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
@@ -97,6 +98,7 @@ class RankInputs:
     """Computes the network's inputs other than table rows, and the keys of these rows, in every layout of the stage.
 
     item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
+    user_categories: declared aggregations of users within categories; a request writes them over the last item numbers
     sales, stored, novelty: sales and items taken together since the export, and 1 / (1 + sales before it), float32
     [n_items + 1]; None without a live store
     """
@@ -106,6 +108,7 @@ class RankInputs:
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
+    user_categories: UserCategoryTrends | None = None
     sales: LiveSales | None = None
     stored: StoredPairs | None = None
     novelty: np.ndarray | None = None
@@ -119,7 +122,8 @@ class RankInputs:
         lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
         if set(lengths.values()) != {items.n_items + 1}:
             raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
-        return cls(settings, items, rows, numbers, statistics)
+        user_categories = UserCategoryTrends.load(folder, items, numbers.shape[1], settings.as_of_s)
+        return cls(settings, items, rows, numbers, statistics, user_categories)
 
     def find_row_keys(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys of the user's rows, int64 [B, Fu], and of the candidates' rows, int [B, C, Si].
@@ -142,6 +146,8 @@ class RankInputs:
         first_taken = inputs["history_interests"][:, 0] if self.settings.repeats else np.array([history.shape[1]])
         numbers = compute_pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores, first_taken)
         lifts, n_own = np.zeros(candidates.shape, np.float32), self.item_numbers.shape[1]
+        if self.user_categories:
+            self.user_categories.write(inputs["user_id"][:, 0], candidates, numbers)
         if self.stored and self.stored.pairs.n_slots:
             strengths, with_latest = self.stored.pairs.sum_strengths(history, candidates)
             numbers[..., n_own + TOGETHER] = scale_strengths(strengths)
@@ -251,7 +257,9 @@ class Rank:
             )
         content, learned = Content.load(folder), load_learned_sales(folder)
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
-        trends = ItemTrends.load(folder, inputs.items, inputs.item_numbers, settings.as_of_s)
+        n_per_pair = inputs.user_categories.n_numbers if inputs.user_categories else 0
+        item_numbers = inputs.item_numbers[:, : inputs.item_numbers.shape[1] - n_per_pair]
+        trends = ItemTrends.load(folder, inputs.items, item_numbers, settings.as_of_s)
         best_items = choose_watched(inputs, plan, trends)
         drift = DriftWindow.load(folder, len(best_items.categorical), "best_items")
         rows = EmbeddingRows.load(folder, info, inputs, as_exported)  # last, because nothing would close it after an error
@@ -267,7 +275,8 @@ class Rank:
         features = ItemFeatures(self.item_plan, *item_arrays) if self.item_plan else None
         as_of_s = inputs.settings.as_of_s
         trends = self.trends.compile_loops() if self.trends and as_of_s else None
-        arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features, trends)
+        user_categories = inputs.user_categories.compile_loops() if inputs.user_categories and as_of_s else None
+        arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features, trends, user_categories)
         sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
         stored = StoredPairs.for_generation(inputs.items, as_of_s, self.learned) if sales else None
         # Before `refresh`, which adds live sales to the popularity.
@@ -275,7 +284,7 @@ class Rank:
         if novelty is not None:  # compile the loop, so that no request waits for it
             some = np.zeros((2, 2), np.float32)
             write_lifts(np.zeros((2, 2), np.int64), some, some, novelty, some.copy())
-        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends)
+        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends, user_categories)
         live_items.catch_up()  # here, so that no request waits for it
         if trends:
             trends.sweep(inputs.items.n_items)

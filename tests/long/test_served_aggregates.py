@@ -1,32 +1,95 @@
-"""Aggregations of items that the ranker reads, through a whole export."""
+"""Aggregations that the ranker reads, through a whole export."""
+
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import PAD_ID
 from serving.live.aggregations import StateTable, make_entity_keys
 from serving.pipeline import Pipeline
-from serving.stages.features.ranking import scale_aggregates
-from tests.unit.small_shops import PRICE, export, shop
-from tests.unit.training.features.test_aggregates import DECLARED
-from training.features.aggregates import LogAggregates, list_ranker_aggregations
+from serving.stages.features.ranking import N_FEATURES, scale_aggregates
+from serving.stages.rank import Rank
+from tests.unit.small_shops import export
+from training.dataset import load_dataset
+from training.features.aggregates import LogAggregates, name_all, read_aggregations
 from training.features.build import build_features
 
+COUNT = {"value": "count", "function": "count"}
+DECLARED = [
+    COUNT | {"name": "events_7d", "entity": "user", "window": "7d"},
+    COUNT | {"name": "own_department", "entity": "user x department", "half_life": "90d"},
+    COUNT | {"name": "sold_24h", "entity": "item", "window": "24h"},
+    {"name": "paid", "entity": "user x shelf", "value": "price", "function": "last", "n": 2},
+    COUNT | {"name": "brand_long", "entity": "brand", "half_life": "90d"},
+]
+USERS = np.array([1, 2, 3, 9_999])
+N_PER_PAIR = 3  # own_department, paid_1, paid_2
 
-def test_the_rank_stage_serves_the_items_aggregates(tmp_path):
-    dataset = shop(tmp_path / "data", users=30, items=40, events=600, more=PRICE + DECLARED)
-    features = build_features(dataset, dataset.interactions)
-    repository = export(tmp_path, dataset)
-    item_ids = features.items.ids
-    aggregates = LogAggregates.of(dataset, dataset.interactions, list_ranker_aggregations(dataset))
+
+@pytest.fixture(scope="module")
+def dataset():
+    dataset = load_dataset("synthetic:tiny")
+    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": DECLARED}))
+
+
+@pytest.fixture(scope="module")
+def repository(dataset, tmp_path_factory):
+    return export(tmp_path_factory.mktemp("shop"), dataset, training={"teachers": "one", "graph": "never"})
+
+
+@pytest.fixture(scope="module")
+def features(dataset):
+    return build_features(dataset, dataset.interactions)
+
+
+@pytest.fixture(scope="module")
+def rank(repository):
+    with closing(Rank.load(find_stage_folder(repository, "rank", 1))) as rank:
+        yield rank
+
+
+def test_every_declared_aggregation_feeds_the_models(dataset, features):
+    columns = {column.name.removeprefix("aggregate_") for column in features.user_plan.continuous}
+    of_candidates = {name.rpartition("aggregate_")[2] for name in features.ranker_numbers}
+    for aggregation in read_aggregations(dataset):
+        assert set(aggregation.feature_names) <= columns | of_candidates
+
+
+def test_the_rank_stage_serves_the_items_aggregates(dataset, features, rank):
+    aggregates, item_ids = LogAggregates.of(dataset, dataset.interactions, read_aggregations(dataset)), features.items.ids
     table = StateTable(aggregates.plans["item"])
     table.update(aggregates.keys["item"], aggregates.events)
     expected = scale_aggregates(table.read(make_entity_keys("item", item_ids, item_ids, {}), 1_000 * features.as_of_s))
-    numbers = np.load(find_stage_folder(repository, "rank", 1) / "item_numbers.npy")
-    np.testing.assert_array_equal(numbers[: len(expected), -1:], expected)
-    assert not numbers[len(expected) :, -1:].any()  # rows kept free for new items, and the padding row
-    assert len(np.unique(expected)) > 1
-    assert not numbers[-1].any()
-    answers = Pipeline.load(repository).recommend([1, 2, 999])
+    first = rank.inputs.item_numbers.shape[1] - N_PER_PAIR - len(name_all(aggregates.item_plans))
+    numbers = rank.inputs.item_numbers[:, first : first + 1]
+    np.testing.assert_array_equal(numbers[: len(expected)], expected)
+    assert not numbers[len(expected) :].any()  # rows kept free for new items, and the padding row
+
+
+def test_the_rank_stage_serves_the_aggregates_of_users_within_the_candidates_categories(features, rank):
+    items = rank.inputs.items
+    candidates = np.tile(np.append(np.arange(len(features.items.ids)), items.n_items), (len(USERS), 1))
+    inputs = {
+        "user_id": USERS[:, None],
+        "history_ids": np.full((len(USERS), 2), PAD_ID),
+        "history_age_days": np.zeros((len(USERS), 2), np.float32),
+        "history_interests": np.zeros((len(USERS), 1), np.int64),
+        "retrieval_scores": np.ones(candidates.shape, np.float32),
+    }
+    served = rank.inputs.compute_pair_inputs(inputs, candidates)[0][..., -N_FEATURES - N_PER_PAIR : -N_FEATURES]
+    aggregates = features.log.aggregates
+    end = np.full(len(USERS), features.as_of_s), np.full(len(USERS), len(aggregates.events))
+    trained = np.minimum(candidates, len(features.items.ids))  # training has no free rows
+    np.testing.assert_array_equal(served, aggregates.compute_for_pairs(USERS, trained, *end))
+    assert (served[:3].std(axis=(0, 1)) > 0).all()
+    assert not served[3].any()  # an unknown user
+    assert not served[:, -1].any()  # padding
+
+
+def test_the_pipeline_answers_with_them(repository):
+    answers = Pipeline.load(repository).recommend([1, 2, 9_999])
     assert (answers["item_ids"] != PAD_ID).any(axis=1).all()
     assert not answers["degraded"].any()

@@ -64,7 +64,7 @@ from tests.unit.small_shops import export
 from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import make_problem
-from training.features.aggregates import list_ranker_aggregations
+from training.features.aggregates import read_aggregations
 from training.models.distill import STUDENT
 from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import RankerSettings
@@ -167,8 +167,8 @@ def smoke_prequential(context: Context) -> list[Figure]:
 
 def smoke_aggregations(context: Context) -> list[Figure]:
     """All sets get the answers of one export; each declares what the models would learn from."""
-    sets = {name: aggregations.declare(context.dataset, learned) for name, learned in aggregations.SETS.items()}
-    learned = {name: len(list_ranker_aggregations(dataset)) for name, dataset in sets.items()}
+    sets = {name: aggregations.declare(context.dataset, tables) for name, tables in aggregations.SETS.items()}
+    learned = {name: len(read_aggregations(dataset)) for name, dataset in sets.items()}
     assert list(learned.values()) == [0, 3, 6, 7]
     repo = copy_to_change(context.repo, context.folder / "aggregations")
     gains = aggregations.measure(context.dataset, repo, most=50)

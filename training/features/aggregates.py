@@ -1,7 +1,7 @@
 """Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
-interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ compute_for_users, compute_for_items   point-in-time features
-                                                └▶ make_records                           what the store is seeded with
+interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ compute_for_users, …_items, …_pairs   point-in-time features
+                                                └▶ make_records                          what the store is seeded with
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serving.live.aggregations import (
     parse_aggregations,
 )
 from serving.live.aggregations.plan import NO_KEY
-from serving.live.aggregations.spec import USER
+from serving.live.aggregations.spec import CROSS, USER
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_store import name_features
 from training.dataset.dataset import Dataset
@@ -35,17 +35,12 @@ from training.dataset.dataset import Dataset
 INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
-# The models learn only from aggregations that improve both experiments/prequential.py and `make eval`: the trend of items. A
-# user's session, recency and prices improve neither, or one at the cost of the other (`python -m experiments.aggregations`).
+# The trend of items alone: a user's session and recency cost quality of live answers, and prices on top of them add nothing
+# (`python -m experiments.aggregations`).
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
-    {"name": "session_events", "entity": "user", "value": "count", "function": "count", "session_gap": "30min"},
-    {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},
-    {"name": "events_7d", "entity": "user", "value": "count", "function": "count", "window": "7d"},
-    {"name": "price_paid", "entity": "user", "value": "price", "function": "mean", "half_life": "180d"},
-    _SALES | {"name": "sales_1h", "window": "1h"},
-    _SALES | {"name": "sales_24h", "window": "24h", "ranker": True},
-    _SALES | {"name": "sales_7d", "window": "7d", "ranker": True},
-    _SALES | {"name": "sales_long", "half_life": "30d", "ranker": True},
+    _SALES | {"name": "sales_24h", "window": "24h"},
+    _SALES | {"name": "sales_7d", "window": "7d"},
+    _SALES | {"name": "sales_long", "half_life": "30d"},
 )
 
 
@@ -54,11 +49,6 @@ def read_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
     description = dataset.description
     tables = DEFAULTS if description.aggregations is None else description.aggregations
     return parse_aggregations(tables, description.category_columns, description.event_names)
-
-
-def list_ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
-    """Return the aggregations that the models learn from."""
-    return tuple(aggregation for aggregation in read_aggregations(dataset) if aggregation.ranker)
 
 
 def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
@@ -136,37 +126,54 @@ class LogAggregates:
         return name_features(self.plans[USER], self.compute_at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
 
     @property
-    def item_names(self) -> tuple[str, ...]:
-        """Names of the numbers that `compute_for_items` gives."""
-        return tuple(name for entity, plan in self.plans.items() if entity != USER for name in plan.names)
+    def item_plans(self) -> dict[str, EntityPlan]:
+        """The plans of items and of their categories, by entity."""
+        return {entity: plan for entity, plan in self.plans.items() if not entity.startswith(USER)}
+
+    @property
+    def pair_plans(self) -> dict[str, EntityPlan]:
+        """The plans of users within categories, by entity."""
+        return {entity: plan for entity, plan in self.plans.items() if entity.startswith(CROSS)}
 
     def compute_for_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
         """Return numbers float32 [N, C, A] of items int [N, C] and of their categories, as in `compute_for_users`."""
-        numbers = np.empty((*positions.shape, len(self.item_names)), np.float32)
-        rows = max(1, INSTANTS_AT_ONCE // max(positions.shape[1], 1))
-        for start in range(0, len(positions), rows):
-            part = slice(start, start + rows)
-            numbers[part] = self._compute_item_numbers(positions[part], clocks_s[part], sequences[part])
-        return numbers
+        return self._compute_numbers(self.item_plans, np.zeros(len(positions), np.int64), positions, clocks_s, sequences)
+
+    def compute_for_pairs(
+        self, user_ids: np.ndarray, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray
+    ) -> np.ndarray:
+        """Return numbers float32 [N, C, P] of users int64 [N] within the categories of items int [N, C]."""
+        return self._compute_numbers(self.pair_plans, user_ids, positions, clocks_s, sequences)
 
     def compute_for_catalogue(self, clock_s: int) -> np.ndarray:
-        """Return the numbers of all items after the whole log, at a clock in unix seconds: float32 [n_items + 1, A]."""
+        """Return `compute_for_items` of all items after the whole log, at a clock in unix seconds: float32 [n_items + 1, A]."""
         positions = np.arange(len(self.item_ids))[None]
         (numbers,) = self.compute_for_items(positions, np.array([clock_s]), np.array([len(self.events)]))
         return numbers
 
-    def _compute_item_numbers(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-        flat = positions.ravel()
-        clocks_ms, before = (np.repeat(values, positions.shape[1]) for values in (1_000 * clocks_s, sequences))
-        categories = {name: values[flat] for name, values in self.item_categories.items()}
-        columns = [np.empty((len(flat), 0), np.float32)]
-        for entity in self.plans:
-            if entity != USER:
-                keys = make_entity_keys(entity, flat, self.item_ids[flat], categories)
-                columns.append(self.compute_at(entity, Instants(keys, clocks_ms, before)))
-        numbers = scale_aggregates(np.concatenate(columns, axis=1))
-        numbers[flat == len(self.item_ids) - 1] = 0.0
-        return numbers.reshape(*positions.shape, -1)
+    def _compute_numbers(
+        self,
+        plans: Mapping[str, EntityPlan],
+        user_ids: np.ndarray,
+        positions: np.ndarray,
+        clocks_s: np.ndarray,
+        sequences: np.ndarray,
+    ) -> np.ndarray:
+        """Return the numbers of some plans, float32 [N, C, F], a part of the rows at a time."""
+        numbers = np.empty((*positions.shape, len(name_all(plans))), np.float32)
+        n_rows, n_items = max(1, INSTANTS_AT_ONCE // max(positions.shape[1], 1)), len(self.item_ids) - 1
+        for start in range(0, len(positions) if plans else 0, n_rows):
+            part = slice(start, start + n_rows)
+            flat = positions[part].ravel()
+            of_rows = (user_ids[part], 1_000 * clocks_s[part], sequences[part])
+            users, clocks_ms, before = (np.repeat(values, positions.shape[1]) for values in of_rows)
+            categories = {name: values[flat] for name, values in self.item_categories.items()}
+            keys = {entity: make_entity_keys(entity, users, self.item_ids[flat], categories) for entity in plans}
+            columns = [self.compute_at(entity, Instants(keys[entity], clocks_ms, before)) for entity in plans]
+            scaled = scale_aggregates(np.concatenate(columns, axis=1))
+            scaled[flat == n_items] = 0.0
+            numbers[part] = scaled.reshape(numbers[part].shape)
+        return numbers
 
     def save_prices(self, folder: Path, aggregations: Sequence[Aggregation]) -> None:
         """Write the catalogue's prices as prices.npy, where one of the aggregations reads them."""
@@ -181,3 +188,8 @@ class LogAggregates:
         table = StateTable(self.plans[entity])
         table.update(self.keys[entity], self.events)
         return table.copy_records(keys)
+
+
+def name_all(plans: Mapping[str, EntityPlan]) -> tuple[str, ...]:
+    """Return the names of the features of plans, in their order."""
+    return tuple(name for plan in plans.values() for name in plan.names)

@@ -22,7 +22,7 @@ from serving.stages.features.ranking import list_feature_names
 from serving.stages.features.user_state import NO_CATEGORY, compute_history_age_days, derive_raw_columns
 from serving.stages.features.user_store import SeenItems
 from training.dataset.dataset import Dataset
-from training.features.aggregates import LogAggregates, list_ranker_aggregations
+from training.features.aggregates import LogAggregates, name_all, read_aggregations
 from training.features.cluster import Cluster
 from training.features.columns import RawColumn, make_frame, make_raw_values
 from training.features.compile import compile_workflow
@@ -91,7 +91,8 @@ class Features:
         """The names of the ranker's numbers in its order; they begin with `user.`, `item.` or `pair.`"""
         sides = {"user": self.user_plan, "item": self.item_plan}
         plans = (f"{side}.{column.name}" for side, plan in sides.items() for column in plan.continuous)
-        aggregates = (f"item.aggregate_{name}" for name in self.log.aggregates.item_names)
+        of_items, of_pairs = (name_all(plans) for plans in (self.log.aggregates.item_plans, self.log.aggregates.pair_plans))
+        aggregates = (*(f"item.aggregate_{name}" for name in of_items), *(f"pair.aggregate_{name}" for name in of_pairs))
         return (*plans, *aggregates, *(f"pair.{name}" for name in list_feature_names()))
 
     @cached_property
@@ -218,7 +219,7 @@ def make_event_log(
     kinds = {name: name_kind(dataset.users[name]) for name in users.categorical} if users else {}
     kinds |= dict.fromkeys(users.continuous, "continuous") if users else {}
     codes = categories.codes if (categories.codes != NO_CATEGORY).any() else None
-    aggregates = LogAggregates.of(dataset, train, list_ranker_aggregations(dataset))
+    aggregates = LogAggregates.of(dataset, train, read_aggregations(dataset))
     return EventLog(train, items, codes, make_profiles(dataset.users, kinds), settings.history_length, aggregates)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from serving.live.aggregations.spec import USER
 from serving.stages.features.user_state import name_raw_column
 from training.dataset.dataset import Dataset
-from training.features.aggregates import list_ranker_aggregations
+from training.features.aggregates import read_aggregations
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _describe_users(dataset: Dataset, settings: FeatureSettings) -> Side:
             Category(name_raw_column("profile", name), name_kind(dataset.users[name]), count) for name in users.categorical
         ]
         numbers += [Number(name_raw_column("profile", name)) for name in users.continuous]
-    learned = [aggregation for aggregation in list_ranker_aggregations(dataset) if aggregation.entity == USER]
+    learned = [aggregation for aggregation in read_aggregations(dataset) if aggregation.entity == USER]
     numbers += [Number(name_raw_column("aggregate", name)) for aggregation in learned for name in aggregation.feature_names]
     for column in dataset.context_columns:
         if column.kind == "continuous":

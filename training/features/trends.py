@@ -1,43 +1,63 @@
-"""Write the aggregations of items at the end of the log, from which the rank stage goes on (serving/stages/live/trends.py)."""
+"""Write the aggregations at the end of the log, from which the rank stage goes on.
+
+Those of items and categories are for serving/stages/live/trends.py, those of users within categories for user_categories.py.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from serving.live.aggregations import join_keys
 from serving.live.aggregations.plan import NO_KEY
-from serving.live.aggregations.spec import ITEM, USER
+from serving.live.aggregations.spec import CROSS, ITEM
+from serving.stages.live import user_categories
 from serving.stages.live.trends import FOLDER, TRENDS_FILE
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates
 
 
 def write_trends(folder: Path, dataset: Dataset, aggregates: LogAggregates, n_free: int) -> None:
-    """Write the records of items and categories into the rank stage's folder; nothing where the ranker learns from none.
+    """Write the records into folders of the rank stage's folder; none where the ranker learns from none.
 
     n_free: rows kept free for new items
     """
-    entities = [entity for entity in aggregates.plans if entity != USER]
-    if not entities:
-        return
-    folder, items = folder / FOLDER, dataset.description.items
+    if aggregates.item_plans:
+        _write_folder(folder / FOLDER, TRENDS_FILE, aggregates.item_plans, _write_records, dataset, aggregates, n_free)
+    if aggregates.pair_plans:
+        own = folder / user_categories.FOLDER, user_categories.DECLARATION_FILE
+        _write_folder(*own, aggregates.pair_plans, _write_user_records, dataset, aggregates, n_free)
+
+
+def _write_folder(
+    folder: Path,
+    file_name: str,
+    entities: Iterable[str],
+    write_records: Callable[[Path, int, str, LogAggregates, int], None],
+    dataset: Dataset,
+    aggregates: LogAggregates,
+    n_free: int,
+) -> None:
+    """Write the declaration of some entities, and the records of each."""
     folder.mkdir()
     for number, entity in enumerate(entities):
-        _write_records(folder, number, entity, aggregates, n_free)
+        write_records(folder, number, entity, aggregates, n_free)
     declared = [aggregation for entity in entities for aggregation in aggregates.list_of_entity(entity)]
     aggregates.save_prices(folder, declared)
+    items, columns = dataset.description.items, {entity: entity.removeprefix(CROSS) for entity in entities if entity != ITEM}
     settings = {
         "aggregations": [asdict(aggregation) for aggregation in declared],
         "event_names": aggregates.event_names,
         "amount": aggregates.amount,
         "category_columns": {
-            name: name if items and name in items.categorical else "category" for name in entities if name != ITEM
+            entity: column if items and column in items.categorical else "category" for entity, column in columns.items()
         },
     }
-    (folder / TRENDS_FILE).write_text(json.dumps(settings, indent=1) + "\n")
+    (folder / file_name).write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def _write_records(folder: Path, number: int, entity: str, aggregates: LogAggregates, n_free: int) -> None:
@@ -55,3 +75,14 @@ def _write_records(folder: Path, number: int, entity: str, aggregates: LogAggreg
         np.save(folder / f"record_of.{number}.npy", np.concatenate([record_of, padding]).astype(np.int32))
     plan.update(records, rows, events)
     np.save(folder / f"records.{number}.npy", records)
+
+
+def _write_user_records(folder: Path, number: int, entity: str, aggregates: LogAggregates, n_free: int) -> None:
+    plan, event_keys = aggregates.plans[entity], join_keys(aggregates.keys[entity])
+    keys = np.unique(event_keys[event_keys != NO_KEY])
+    records = plan.make_empty(len(keys) + 1)
+    plan.update(records, np.where(event_keys == NO_KEY, -1, np.searchsorted(keys, event_keys)), aggregates.events)
+    category_of = aggregates.item_categories[entity.removeprefix(CROSS)]
+    np.save(folder / f"keys.{number}.npy", keys)
+    np.save(folder / f"records.{number}.npy", records)
+    np.save(folder / f"category_of.{number}.npy", np.append(category_of, np.full(n_free, NO_KEY)))

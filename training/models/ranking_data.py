@@ -26,7 +26,7 @@ from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_cross_features, scale_strengths
 from training.dataset import Dataset
 from training.dataset.repeats import find_repeats
-from training.features.aggregates import LogAggregates, list_ranker_aggregations
+from training.features.aggregates import LogAggregates, read_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
@@ -101,7 +101,8 @@ class Requests:
     """N requests as the rank stage sees them, with labels.
 
     users: the Examples of the N users; candidates int32 [N, C] positions, padded with n_items; retrieval_scores float32 [N, C]
-    cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `compute_cross_features`
+    cross: float32 [N, C, A + P + X] aggregations of the candidates at that moment, and of the users within the categories of
+    these, then `compute_cross_features`
     taken: labels, bool [N, C], or float32 shares of a teacher
     items: the catalogue of the latest export; user_ids: int64 [N]
     eventless: the same requests, answered without live events; None where they are not known
@@ -157,7 +158,7 @@ class Requests:
 
 def make_items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
     """Return the catalogue with the sales and aggregations of `events` alone, seen from the last of them."""
-    log = LogAggregates.of(dataset, events, list_ranker_aggregations(dataset))
+    log = LogAggregates.of(dataset, events, read_aggregations(dataset))
     aggregates = log.compute_for_catalogue(int(events["timestamp"].max()))
     return ItemSlots.of(features.encode_items_before(dataset.items, events), tuple(features.item_rows), aggregates)
 
@@ -211,7 +212,8 @@ def make_requests(
         users = features.encode_moments(moments, clocks, context)
         candidates, scores = retrieve(users, user_ids)
         trends = aggregates.compute_for_items(candidates, times_s, rows) if is_live else items.aggregates[candidates]
-        cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
+        pairs = aggregates.compute_for_pairs(user_ids, candidates, clocks, rows)
+        cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
         cross[..., LIVE - N_FEATURES] = (candidates < items.n_items) & is_live
         taken = find_taken(features, later, user_ids, candidates)
         return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
@@ -257,7 +259,8 @@ def make_visit_requests(
         values[pairless] for values in (*retrieved, np.zeros_like(strengths))
     )
     trends = features.log.aggregates.compute_for_items(candidates, times, rows)
-    cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
+    pairs = features.log.aggregates.compute_for_pairs(user_ids, candidates, times, rows)
+    cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     taken = candidates == features.items.find_positions(item_ids)[:, None]
@@ -283,8 +286,11 @@ def make_served_requests(
     users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
     items = make_served_items(features)
+    aggregates, count = features.log.aggregates, len(user_ids)
+    end = np.full(count, features.as_of_s), np.full(count, len(aggregates.events))
+    pairs = aggregates.compute_for_pairs(user_ids, candidates, *end)
     trends = items.aggregates[candidates]
-    cross = np.concatenate([trends, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
+    cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items, user_ids)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
+from serving.stages.features.ranking import N_FEATURES
 from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
 from training.models.dlrm import DLRM
 from training.models.dlrm_graph import export_dlrm
@@ -38,7 +39,9 @@ def save_ranker(
     folder.mkdir(parents=True, exist_ok=True)
     items = sample.items
     np.save(folder / "item_ids.npy", index.ids)
-    np.save(folder / "item_numbers.npy", np.concatenate([items.numbers, items.aggregates], axis=1))
+    n_pairs = sample.cross.shape[2] - N_FEATURES - items.aggregates.shape[1]  # a server writes them into each request's copy
+    of_pairs = np.zeros((len(items.numbers), n_pairs), np.float32)
+    np.save(folder / "item_numbers.npy", np.concatenate([items.numbers, items.aggregates, of_pairs], axis=1))
     statistics.save(folder)
     rows, tables = collect_served_tables(ranker.model, items)
     np.save(folder / "item_rows.npy", rows)

@@ -32,6 +32,7 @@ from serving.live.aggregations.plan import (
     Instants,
     compile_aggregations,
     hash_categories,
+    join_keys,
     make_entity_keys,
 )
 from serving.live.aggregations.spec import Aggregation, parse_aggregations
@@ -46,6 +47,7 @@ __all__ = [
     "StateTable",
     "compile_aggregations",
     "hash_categories",
+    "join_keys",
     "make_entity_keys",
     "parse_aggregations",
 ]

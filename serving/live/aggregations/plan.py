@@ -19,7 +19,7 @@ from serving.contract.errors import ConfigError
 from serving.live.aggregations import loops
 from serving.live.aggregations.layout import lay_out
 from serving.live.aggregations.spec import CROSS, ITEM, USER, Aggregation
-from serving.loops.hashing import hash_strings
+from serving.loops.hashing import hash_integers, hash_strings
 
 EVENT = np.dtype(
     [
@@ -153,6 +153,16 @@ def hash_categories(texts: np.ndarray) -> np.ndarray:
     """Return a key for each category, object [N] of str or None -> int64 [N]; NO_KEY for None. Equal in every generation."""
     missing = np.array([text is None for text in texts], bool)
     return np.where(missing, NO_KEY, (hash_strings(texts) >> np.uint64(1)).astype(np.int64))
+
+
+def join_keys(keys: np.ndarray) -> np.ndarray:
+    """Return one number for each key, int64 [N, KEY_WIDTH] -> int64 [N]; NO_KEY for keys of no entity.
+
+    The numbers are equal in every generation. Two keys get the same one with a probability of 2^-63.
+    """
+    first, second = np.ascontiguousarray(keys.T)
+    joined = hash_integers(hash_integers(first).view(np.int64) ^ second) >> np.uint64(1)
+    return np.where(first == NO_KEY, NO_KEY, joined.astype(np.int64))
 
 
 def _sort_for_replay(sequence: np.ndarray, keys: np.ndarray, instants: Instants) -> tuple[np.ndarray, np.ndarray]:

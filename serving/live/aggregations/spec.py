@@ -7,7 +7,6 @@
     function = "count"           # count, sum, mean, last or distinct
     window = "24h"               # or half_life = "3d", or session_gap = "30min"
     events = ["purchase"]        # optional: names of [events]; default: all
-    ranker = true                # optional: the models learn from it; false: it is only declared and checked
 
 value       of an event                           count, sum, mean                    last (n = 3: three columns)
 count       its weight                            events, weights, mean weight        days since each of the last n events
@@ -49,7 +48,6 @@ class Aggregation:
     session_gap: str = ""
     n: int = 0  # of function = "last"
     events: tuple[str, ...] = ()  # empty: all
-    ranker: bool = False
 
     def __post_init__(self) -> None:
         for key in (*REQUIRED, *SPANS):
@@ -60,9 +58,6 @@ class Aggregation:
         are_names = isinstance(self.events, list | tuple) and all(isinstance(name, str) for name in self.events)
         self._require(are_names, f"events is {self.events!r}", 'a list of names of [events], such as ["purchase"]')
         object.__setattr__(self, "events", tuple(dict.fromkeys(self.events)))  # each once
-        self._require(type(self.ranker) is bool, f"ranker is {self.ranker!r}", "true or false")
-        crossed = self.ranker and self.entity.startswith(CROSS)
-        self._require(not crossed, f"ranker is true for {self.entity!r}", "ranker = true only for users, items or categories")
         self._check_span()
         self._check_last()
         self._check_distinct()

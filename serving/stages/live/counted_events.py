@@ -21,6 +21,7 @@ from serving.stages.features.ids import ItemIndex
 OTHER_EVENT = 63  # number of an event that no aggregation can name
 MOST_AHEAD_MS = 86_400_000  # by which an event's time may be ahead of its arrival; [live] ahead_s is minutes
 AMOUNTS = ("", "label", "weight")
+MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet, or of new ones without a category
 
 
 @dataclass
@@ -97,3 +98,27 @@ class CountedEvents:
             known = positions < len(self.prices)
             events["price"][known] = self.prices[positions[known]]
         return events
+
+
+@dataclass
+class KnownItems:
+    """Finds the items of events, and keeps the events of unknown items until `upsert` adds them.
+
+    strays: EVENT [S], the kept events; n_free: rows for new items that were free when the strays were last looked at
+    """
+
+    items: ItemIndex
+    strays: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)
+    n_free: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_free = self.items.n_free
+
+    def find(self, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return item positions, int64 [M], and events, EVENT [M], of known items. events: EVENT [N], the new ones"""
+        if self.items.n_free != self.n_free:  # new items
+            events, self.strays, self.n_free = np.concatenate([self.strays, events]), self.strays[:0], self.items.n_free
+        positions = self.items.find_positions(events["item_id"].copy())
+        known = positions < self.items.n_items
+        self.strays = np.concatenate([self.strays, events[~known]])[-MOST_STRAYS:]
+        return positions[known], events[known]

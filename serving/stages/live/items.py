@@ -20,6 +20,7 @@ from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.pairs import NO_EVENTS, StoredPairs
 from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import ItemTrends
+from serving.stages.live.user_categories import UserCategoryTrends
 
 TEMPLATES = 8  # items most like a new one
 BLOCKS_AT_ONCE = 2  # of MOST_READ_EVENTS events: some 0.1 s. After a time without requests, the first one must not read it all
@@ -52,7 +53,7 @@ StageArrays = TypeVar("StageArrays", bound=ItemArrays)
 class LiveItems(Generic[StageArrays]):
     """Keeps the arrays of one stage up to date with the live store.
 
-    sales: for arrays that are SoldItems; pairs: items taken together, trends: aggregations, both None where there are no sales
+    sales: for arrays that are SoldItems; pairs: items taken together, trends, user_categories: aggregations, None without sales
     changed_sequence, read_sequence: the last change that was applied, and the last event that was read
     n_behind: events that the last call has left to the next one
     """
@@ -64,6 +65,7 @@ class LiveItems(Generic[StageArrays]):
     sales: LiveSales | None = None
     pairs: StoredPairs | None = None
     trends: ItemTrends | None = None
+    user_categories: UserCategoryTrends | None = None
     changed_sequence: int = field(default=0, init=False)
     read_sequence: int = field(default=0, init=False)
     n_behind: int = field(default=0, init=False)
@@ -104,6 +106,8 @@ class LiveItems(Generic[StageArrays]):
                     )
                     if self.trends:
                         self.trends.follow(snapshot, progress, headers, self.read_sequence)
+                    if self.user_categories:
+                        self.user_categories.follow(snapshot, progress, headers, self.read_sequence)
                     self.sales.has_live_events = progress.latest_ms // 1_000 > self.sales.as_of_s
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
                         self.pairs.count(taken)

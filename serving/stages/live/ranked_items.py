@@ -17,6 +17,7 @@ from serving.stages.live.content import GROUPS, Content, get_text
 from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import ItemTrends
+from serving.stages.live.user_categories import UserCategoryTrends
 
 
 @dataclass
@@ -24,7 +25,8 @@ class RankedItems:
     """The ranker's arrays with one row per item.
 
     item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]
-    features: None if the generation was published without the plan of the items' features; trends: None without aggregations
+    features: None if the generation was published without the plan of the items' features
+    trends, user_categories: None without such aggregations
     group_codes: those of the exported categories and of the exported providers, by name
     """
 
@@ -34,6 +36,7 @@ class RankedItems:
     statistics: ItemStatistics
     features: ItemFeatures | None = None
     trends: ItemTrends | None = None
+    user_categories: UserCategoryTrends | None = None
     group_codes: tuple[Mapping[str | None, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class RankedItems:
             self.features.begin(position)
         if self.trends:
             self.trends.begin(position)
+        if self.user_categories:
+            self.user_categories.begin(position)
         view_writable(statistics.groups)[position] = NO_CATEGORY
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
@@ -68,6 +73,8 @@ class RankedItems:
             self.features.change(position, columns)
         if self.trends:
             self.trends.change_item(position, columns)
+        if self.user_categories:
+            self.user_categories.change_item(position, columns)
         groups = view_writable(self.statistics.groups)
         for role, name in enumerate(GROUPS):
             if name in columns:

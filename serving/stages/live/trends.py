@@ -13,9 +13,10 @@ records of a running one. An event counts for the category that its item had the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,13 +31,45 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_store import open_prices
 from serving.stages.live.content import get_text
-from serving.stages.live.counted_events import AMOUNTS, CountedEvents
+from serving.stages.live.counted_events import AMOUNTS, MOST_STRAYS, CountedEvents, KnownItems
 
 FOLDER, TRENDS_FILE = "trends", "trends.json"
 LONGEST_STEP_MS = 3_600_000  # of the clock; the step of aggregations without a span
 SWEPT_ITEMS = 8_192  # computed again at each refresh, while any are due: a millisecond
-MOST_STRAYS = 16_384  # latest events kept of items that the catalogue does not know yet, or of new ones without a category
 NO_RECORD = -1  # an event of this record counts for nothing
+
+
+class Declaration(NamedTuple):
+    """What a stage's folder says of the aggregations that it publishes.
+
+    entities: plan, column by which `upsert` changes an item's category ("" for none), and place among the item numbers of each
+    """
+
+    aggregations: tuple[Aggregation, ...]
+    entities: tuple[tuple[EntityPlan, str, slice], ...]
+    event_names: tuple[str, ...]
+    amount: str
+
+    @classmethod
+    def read(cls, path: Path, n_numbers: int) -> Declaration:
+        """Read it. n_numbers: width of item_numbers.npy up to the last of these aggregations. Raises ArtifactError."""
+        settings = read_json(path.parent, path.name)
+        try:
+            aggregations = tuple(Aggregation(**fields) for fields in settings["aggregations"])
+            plans = compile_aggregations(aggregations, settings["event_names"])
+            category_columns = [settings["category_columns"].get(entity, "") for entity in plans]
+            names, amount = tuple(settings["event_names"]), settings["amount"]
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path} is not a declaration of aggregations ({error}). {REMEDY}") from error
+        widths = [len(plan.names) for plan in plans.values()]
+        if sum(widths) > n_numbers or amount not in AMOUNTS:
+            raise ArtifactError(
+                f"{path} declares more numbers than item_numbers.npy has ({n_numbers}), or the unknown amount {amount!r}. "
+                f"{REMEDY}"
+            )
+        ends = n_numbers - sum(widths) + np.cumsum(widths)
+        places = [slice(int(end) - width, int(end)) for end, width in zip(ends, widths, strict=True)]
+        return cls(aggregations, tuple(zip(plans.values(), category_columns, places, strict=True)), names, amount)
 
 
 @dataclass
@@ -141,11 +174,10 @@ class ItemTrends:
     counted: CountedEvents
     step_ms: int
     clock_ms: int = field(init=False)
-    strays: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)  # events of unknown items
-    n_free: int = field(init=False)  # rows for new items that were free when the strays were last looked at
+    known: KnownItems = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clock_ms, self.n_free = 1_000 * self.counted.as_of_s, self.items.n_free
+        self.clock_ms, self.known = 1_000 * self.counted.as_of_s, KnownItems(self.items)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,28 +193,13 @@ class ItemTrends:
         folder = folder / FOLDER
         if not folder.is_dir():
             return None
-        settings = read_json(folder, TRENDS_FILE)
-        try:
-            aggregations = [Aggregation(**fields) for fields in settings["aggregations"]]
-            plans = list(compile_aggregations(aggregations, settings["event_names"]).values())
-            category_columns = [settings["category_columns"].get(plan.entity, "") for plan in plans]
-            names, amount = tuple(settings["event_names"]), settings["amount"]
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"{folder / TRENDS_FILE} is not a declaration of aggregations ({error}). {REMEDY}") from error
-        first = item_numbers.shape[1] - sum(len(plan.names) for plan in plans)
-        if first < 0 or amount not in AMOUNTS:
-            raise ArtifactError(
-                f"{folder / TRENDS_FILE} declares more numbers than item_numbers.npy has ({item_numbers.shape[1]}), or the "
-                f"unknown amount {amount!r}. {REMEDY}"
-            )
-        entities = []
-        for number, (plan, column) in enumerate(zip(plans, category_columns, strict=True)):
-            last = first + len(plan.names)
-            columns = view_writable(item_numbers)[:, first:last]
-            entities.append(EntityTrends.load(folder, number, plan, column, columns, len(items.ids)))
-            first = last
-        counted = CountedEvents(items, as_of_s, names, amount, open_prices(folder))
-        return cls(items, tuple(entities), counted, find_step_ms(aggregations))
+        declared = Declaration.read(folder / TRENDS_FILE, item_numbers.shape[1])
+        entities = [
+            EntityTrends.load(folder, number, plan, column, view_writable(item_numbers)[:, columns], len(items.ids))
+            for number, (plan, column, columns) in enumerate(declared.entities)
+        ]
+        counted = CountedEvents(items, as_of_s, declared.event_names, declared.amount, open_prices(folder))
+        return cls(items, tuple(entities), counted, find_step_ms(declared.aggregations))
 
     def begin(self, position: int) -> None:
         """Write the numbers of a new item, which has no events yet."""
@@ -212,17 +229,8 @@ class ItemTrends:
 
     def add(self, events: np.ndarray) -> None:
         """Count events, EVENT [N], and write the numbers that change. Events of unknown items wait until `upsert` adds them."""
-        if self.items.n_free != self.n_free:  # new items
-            events, self.strays, self.n_free = np.concatenate([self.strays, events]), self.strays[:0], self.items.n_free
-        if not len(events):
-            return
-        positions = self.items.find_positions(events["item_id"].copy())
-        known = positions < self.items.n_items
-        self.strays = np.concatenate([self.strays, events[~known]])[-MOST_STRAYS:]
-        events, positions = events[known], positions[known]
-        if not len(events):
-            return
-        for entity in self.entities:
+        positions, events = self.known.find(events)
+        for entity in self.entities if len(events) else ():
             entity.count(positions, events, self.clock_ms)
 
     def _change_counted(self, item_id: int, columns: Mapping[str, object]) -> None:
@@ -246,7 +254,7 @@ class ItemTrends:
         return self
 
 
-def find_step_ms(aggregations: list[Aggregation]) -> int:
+def find_step_ms(aggregations: Sequence[Aggregation]) -> int:
     """Return how often all items are computed again: a sixtieth of the shortest span, at most LONGEST_STEP_MS."""
     lengths_ms = [length_ms for _, length_ms in (aggregation.span for aggregation in aggregations) if length_ms]
     return min([LONGEST_STEP_MS, *(length_ms // RING for length_ms in lengths_ms)])

@@ -18,16 +18,19 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import StoredAggregates
 from serving.stages.live.counted_events import CountedEvents
 from serving.stages.live.trends import ItemTrends
+from serving.stages.live.user_categories import UserCategoryTrends
 from serving.stages.live.user_trends import UserTrends
-from tests.unit.live.aggregations.test_bundled_log import MORE
+from tests.present import present
+from tests.unit.live.aggregations.test_bundled_log import DECLARED
 from training.dataset import load_dataset
-from training.features.aggregates import DEFAULTS, LogAggregates
+from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
 
-ENTITIES = (USER, "item", "category")
-N_INSTANTS = 150
+WITHIN = "user x category"
+ENTITIES = (USER, "item", "category", WITHIN)
+N_INSTANTS = 1_000
 N_LIVE = 4_000  # events after the export
-COUNTS = ("session_events", "events_7d", "sales_1h", "sales_24h", "sales_7d", "buyers_7d", "category_24h")
+COUNTS = ("session_events", "events_7d", "sales_1h", "sales_24h", "sales_7d", "buyers_7d", "category_24h", "own_category_7d")
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +45,13 @@ def features(dataset, tmp_path_factory):
     times_s = log["timestamp"].to_numpy()
     first = int(np.searchsorted(times_s, times_s[-N_LIVE]))
     as_of_s = int(times_s[first - 1])
-    declared = parse_aggregations((*DEFAULTS, *MORE), ["category"], dataset.description.event_names)
-    declared = tuple(aggregation for aggregation in declared if aggregation.entity in ENTITIES)
+    declared = parse_aggregations(DECLARED, ["category"], dataset.description.event_names)
     known, whole = (LogAggregates.of(dataset, part, declared) for part in (log.iloc[:first], log))
     write_trends(folder, dataset, known, 0)
     items = ItemIndex(whole.item_ids[:-1])
-    item_numbers = np.zeros((items.n_items + 1, len(whole.item_names)), np.float32)
-    trends = ItemTrends.load(folder, items, item_numbers, as_of_s)
-    assert trends is not None
+    n_numbers = [len(name_all(plans)) for plans in (whole.item_plans, whole.pair_plans)]
+    trends = present(ItemTrends.load(folder, items, np.zeros((items.n_items + 1, n_numbers[0]), np.float32), as_of_s))
+    within = present(UserCategoryTrends.load(folder, items, sum(n_numbers), as_of_s))
     user_ids = np.unique(log["user_id"].to_numpy()[:first])
     rows = np.sort(np.random.default_rng(0).choice(np.arange(first, len(log)), N_INSTANTS, replace=False))
     users, positions = log["user_id"].to_numpy()[rows], items.find_positions(log["item_id"].to_numpy()[rows])
@@ -66,12 +68,15 @@ def features(dataset, tmp_path_factory):
                 )
                 with reader.snapshot() as snapshot:
                     read = trends.counted.read_sequence
-                    trends.follow(snapshot, snapshot.read_progress(), snapshot.read_headers_since(read), read)
+                    for each in (trends, within):
+                        each.follow(snapshot, snapshot.read_progress(), snapshot.read_headers_since(read), read)
                 assert of_users.refresh()
             start = row
             for entity in trends.entities:
                 followed[entity.plan.entity].append(entity.read(position[None], 1_000 * int(times_s[row]))[0])
             followed[USER].append(of_users.read(user[None], int(times_s[row]))[0])
+            (own,) = within.entities
+            followed[WITHIN].append(own.read(user[None], position[None, None], 1_000 * int(times_s[row]))[0, 0])
     instants = {
         entity: whole.compute_at(entity, Instants(whole.keys[entity][rows], 1_000 * times_s[rows], rows)) for entity in ENTITIES
     }

@@ -32,7 +32,7 @@ from tests.present import present
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
 from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, append, load_toy, write
 from training.dataset import Dataset
-from training.features.aggregates import LogAggregates
+from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
 from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 
@@ -68,7 +68,7 @@ class Shop:
         self.as_of_s = int(self.known["timestamp"].max())
         self.aggregates = LogAggregates.of(dataset, self.known, DECLARED)
         write_trends(folder, dataset, self.aggregates, N_FREE)
-        self.exported = np.zeros((N_ITEMS + N_FREE + 1, 1 + len(self.aggregates.item_names)), np.float32)
+        self.exported = np.zeros((N_ITEMS + N_FREE + 1, 1 + len(name_all(self.aggregates.item_plans))), np.float32)
         self.exported[:N_ITEMS, 1:] = expect_numbers(self.aggregates, self.as_of_s)
 
     def start(self) -> tuple[LiveItems, np.ndarray]:
@@ -159,7 +159,9 @@ def test_only_events_of_the_interaction_log_count(shop, dataset):
 
 def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
     live, numbers = shop.start()
-    columns = 1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in shop.aggregates.item_names]).nonzero()[0]
+    columns = (
+        1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in name_all(shop.aggregates.item_plans)]).nonzero()[0]
+    )
     upsert(shop.store, 405, title="A new one")
     refresh(live)
     position = int(live.items.find_positions(np.array([405]))[0])
@@ -187,7 +189,7 @@ def test_events_of_a_new_item_count_whichever_comes_first(shop, dataset, first):
         refresh(live)
         write(shop.store, sold)
     refresh(live)
-    sold_24h, kind_7d = (1 + shop.aggregates.item_names.index(name) for name in ("sold_24h", "kind_7d"))
+    sold_24h, kind_7d = (1 + name_all(shop.aggregates.item_plans).index(name) for name in ("sold_24h", "kind_7d"))
     assert numbers[N_ITEMS, sold_24h] == scale_aggregates(np.array([5.0], np.float32))
     assert numbers[N_ITEMS, kind_7d] == numbers[1, kind_7d] > shop.exported[1, kind_7d]
     np.testing.assert_array_equal(shop.start()[1], numbers)
@@ -201,7 +203,7 @@ def test_an_erased_users_events_still_count_for_their_items(shop, dataset):
         erase_user(writer, int(log["user_id"].iloc[-1]))
     refresh(live)
     check(numbers, shop.expect(log, live))
-    erased, buyers = shop.start()[1], 1 + shop.aggregates.item_names.index("buyers")
+    erased, buyers = shop.start()[1], 1 + name_all(shop.aggregates.item_plans).index("buyers")
     np.testing.assert_array_equal(np.delete(erased, buyers, axis=1), np.delete(numbers, buyers, axis=1))
 
 

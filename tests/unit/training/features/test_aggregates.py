@@ -1,4 +1,4 @@
-"""Aggregations that the models learn from: the same numbers in training, in the store and in the rank stage."""
+"""Declared aggregations: the same numbers in training, in the store and in the rank stage."""
 
 from __future__ import annotations
 
@@ -19,23 +19,20 @@ entity = "user"
 value = "price"
 function = "mean"
 half_life = "30d"
-ranker = true
 [[aggregations]]
 name = "since"
 entity = "user"
 value = "count"
 function = "last"
 n = 2
-ranker = true
 [[aggregations]]
 name = "sold_24h"
 entity = "item"
 value = "count"
 function = "count"
 window = "24h"
-ranker = true
 [[aggregations]]
-name = "kept"
+name = "buyers_7d"
 entity = "item"
 value = "distinct"
 function = "distinct"
