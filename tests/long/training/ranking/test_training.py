@@ -164,6 +164,32 @@ def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_w
     assert (mixed.users.history_age_days[chosen] != requests.users.history_age_days[chosen]).any()
 
 
+def test_requests_know_what_their_user_did_within_a_candidates_category(trained):
+    """Before the request, and as of it; without events as of the export."""
+    tables = [{"name": "own", "entity": "user x department", "value": "count", "function": "last", "n": 1}]
+    description = trained.dataset.description.model_copy(update={"aggregations": tables})
+    dataset, train = replace(trained.dataset, description=description), trained.train
+    features, (earlier, later) = build_features(dataset, train), split_training_log(train)
+    clock_s = int(later["timestamp"].max()) + 86_400
+    known = make_items_before(dataset, features, earlier), trained.ranking.statistics, popularity_retrieve(features, earlier)
+    requests = make_requests(features, train, later, *known, clock_s, 10**6, np.random.default_rng(0))
+    eventless = requests.without_events(np.ones(len(requests), bool))
+    departments = dataset.items["department"].to_numpy()
+    firsts = later.drop_duplicates("user_id").set_index("user_id")["timestamp"]
+    n_met = 0
+    for row, user in enumerate(requests.user_ids):
+        own = earlier[(earlier["user_id"] == user).to_numpy()]
+        met = departments[features.items.find_positions(own["item_id"].to_numpy())]
+        latest = dict(zip(met, own["timestamp"], strict=True))  # by department
+        for place in np.flatnonzero(requests.valid[row])[::5]:
+            latest_s = latest.get(departments[requests.candidates[row, place]])
+            n_met += latest_s is not None
+            for asked, now_s in ((requests, firsts[user]), (eventless, clock_s)):
+                expected = 0.0 if latest_s is None else np.log1p((now_s - latest_s) / 86_400) / 3
+                assert asked.cross[row, place, 0] == pytest.approx(expected, rel=1e-4)
+    assert n_met > 100
+
+
 @pytest.fixture(scope="module")
 def requests_made(trained):
     """Requests of two moments, and those in the middle of visits."""
