@@ -1,5 +1,6 @@
 """Aggregations that the ranker reads, through a whole export."""
 
+import json
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,9 +10,13 @@ import pytest
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import PAD_ID
 from serving.live.aggregations import StateTable, make_entity_keys
+from serving.live.events import HEADER, ITEM_CHANGED
+from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.features.ranking import N_FEATURES, scale_aggregates
 from serving.stages.rank import Rank
+from tests.present import present
+from tests.unit.live.toy_log import append, write
 from tests.unit.small_shops import export
 from training.dataset import load_dataset
 from training.features.aggregates import LogAggregates, name_all, read_aggregations
@@ -69,9 +74,8 @@ def test_the_rank_stage_serves_the_items_aggregates(dataset, features, rank):
     assert not numbers[len(expected) :].any()  # rows kept free for new items, and the padding row
 
 
-def test_the_rank_stage_serves_the_aggregates_of_users_within_the_candidates_categories(features, rank):
-    items = rank.inputs.items
-    candidates = np.tile(np.append(np.arange(len(features.items.ids)), items.n_items), (len(USERS), 1))
+def read_pair_numbers(rank: Rank, candidates: np.ndarray) -> np.ndarray:
+    """Return the aggregations of USERS within the categories of candidates, float32 [U, C, 3]. candidates: int [U, C]"""
     inputs = {
         "user_id": USERS[:, None],
         "history_ids": np.full((len(USERS), 2), PAD_ID),
@@ -79,7 +83,12 @@ def test_the_rank_stage_serves_the_aggregates_of_users_within_the_candidates_cat
         "history_interests": np.zeros((len(USERS), 1), np.int64),
         "retrieval_scores": np.ones(candidates.shape, np.float32),
     }
-    served = rank.inputs.compute_pair_inputs(inputs, candidates)[0][..., -N_FEATURES - N_PER_PAIR : -N_FEATURES]
+    return rank.inputs.compute_pair_inputs(inputs, candidates)[0][..., -N_FEATURES - N_PER_PAIR : -N_FEATURES]
+
+
+def test_the_rank_stage_serves_the_aggregates_of_users_within_the_candidates_categories(features, rank):
+    candidates = np.tile(np.append(np.arange(len(features.items.ids)), rank.inputs.items.n_items), (len(USERS), 1))
+    served = read_pair_numbers(rank, candidates)
     aggregates = features.log.aggregates
     end = np.full(len(USERS), features.as_of_s), np.full(len(USERS), len(aggregates.events))
     trained = np.minimum(candidates, len(features.items.ids))  # training has no free rows
@@ -87,6 +96,30 @@ def test_the_rank_stage_serves_the_aggregates_of_users_within_the_candidates_cat
     assert (served[:3].std(axis=(0, 1)) > 0).all()
     assert not served[3].any()  # an unknown user
     assert not served[:, -1].any()  # padding
+
+
+def test_live_events_and_changes_of_items_move_them(dataset, features, repository, tmp_path):
+    """An event of an unknown user, then an item that changes its department."""
+    department, item_ids = dataset.items["department"].to_numpy(), features.items.ids
+    other = int(np.flatnonzero(department != department[0])[0])
+    candidates = np.tile([0, other], (len(USERS), 1))
+    folder = find_stage_folder(repository, "rank", 1)
+    with closing(Reader(tmp_path / "live")) as reader, closing(Rank.load(folder).with_live(reader)) as rank:
+        before = read_pair_numbers(rank, candidates)
+        bought = dataset.interactions.iloc[-1:].assign(user_id=USERS[3], item_id=item_ids[0], timestamp=features.as_of_s + 60)
+        write(tmp_path / "live", bought)
+        assert present(rank.live_items).refresh()
+        numbers = read_pair_numbers(rank, candidates)
+        assert not before[3].any()
+        assert numbers[3, 0, 0] == pytest.approx(np.log1p(1.0) / 3)
+        assert not numbers[3, 1].any()
+        np.testing.assert_allclose(numbers[:3], before[:3], rtol=1e-4)
+        header, columns = np.zeros(1, HEADER), {"department": department[0]}
+        header["type"], header["item_id"] = ITEM_CHANGED, item_ids[other]
+        append(tmp_path / "live", header, json.dumps(columns).encode())
+        assert present(rank.live_items).refresh()
+        changed = read_pair_numbers(rank, candidates)
+        np.testing.assert_array_equal(changed[:, 1, 0], changed[:, 0, 0])
 
 
 def test_the_pipeline_answers_with_them(repository):
