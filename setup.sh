@@ -4,6 +4,7 @@
 # A second call with the same requirements returns immediately.
 # PYTHON: the interpreter of .venv. Default: the one that .venv was made with, else python3.11 or python3.12 on PATH, else a
 # CPython 3.12 that uv downloads.
+# FOR_TESTS=1: also the browser in which tests open the console.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -26,6 +27,7 @@ version_of() {
 # What a finished setup depends on; the stamp inside .venv holds it, so that it disappears with .venv.
 fingerprint() { cat "$REQUIREMENTS" setup.sh | sha256sum | cut -d' ' -f1; }
 stamp=.venv/.setup-stamp
+[ -z "${FOR_TESTS-}" ] || stamp=.venv/.setup-stamp-for-tests
 if [ -z "${PYTHON-}" ] || [ "$(version_of "$PYTHON")" = "$(version_of .venv/bin/python)" ]; then
   if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ] && .venv/bin/python -c '' 2>/dev/null; then
     exit 0
@@ -140,6 +142,11 @@ if [ -n "$packages" ]; then
   required=$(printf '%s\n' $packages | { grep -vxE "$OPTIONAL" || true; } | xargs)
   [ -z "$required" ] || fail "cannot go on without $required." "Install that, then run make setup again."
   [ -z "$packages" ] || say "going on without $packages: everything runs, except what needs it (perf_analyzer, tests with a real Redis)."
+fi
+
+if [ -n "${FOR_TESTS-}" ] && ! command -v chromedriver >/dev/null; then
+  apt_install chromium chromium-driver  # by themselves: Ubuntu has no such packages, and apt would install none of the others
+  command -v chromedriver >/dev/null || say "going on without Chromium: the tests of the console are skipped."
 fi
 
 # --- .venv ------------------------------------------------------------------------------------------------------------------------

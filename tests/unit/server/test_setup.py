@@ -175,6 +175,25 @@ def test_uv_is_installed_by_its_hash(checkout, has_venv):
     assert f"python -m pip install {by_hash}" in calls
 
 
+def test_only_tests_need_a_browser_and_its_absence_stops_nothing(checkout):
+    system = checkout / "system"
+    system.mkdir()
+    for program in os.scandir("/usr/bin"):
+        if "chrom" not in program.name:
+            (system / program.name).symlink_to(program.path)
+    write_program(checkout / "bin" / "id", "#!/bin/sh\necho 0\n")  # of root
+    write_program(checkout / "bin" / "apt-get", '#!/bin/sh\necho "apt-get $*" >> calls\nexit 1\n')
+    path = os.pathsep.join([str(checkout / "bin"), str(system)])
+    done, calls = call(checkout, "./setup.sh", PATH=path)
+    assert (done.returncode, [line for line in calls if "chromium" in line]) == (0, []), done.stderr
+    done, calls = call(checkout, "make", "setup", "FOR_TESTS=1", PATH=path)
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    assert any("install -y --no-install-recommends chromium chromium-driver" in line for line in calls)
+    assert "going on without Chromium: the tests of the console are skipped." in done.stderr
+    _, calls = call(checkout, "make", "setup", "FOR_TESTS=1", PATH=path)
+    assert installed(calls) == []
+
+
 def test_an_environment_whose_interpreter_is_gone_is_made_with_another_one(checkout):
     call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
     (checkout / "opt" / "mine").unlink()
