@@ -129,7 +129,7 @@ def test_a_click_changes_the_list_and_says_how_fast(page):
 
 def test_an_id_of_64_bits_is_posted_as_it_is(page):
     item = str(2**60 + 1)
-    page.open(USER)
+    page.open(USER + 90)
     page.browser.execute_script(RENAME, item)
     page.browser.find_element(By.ID, "visitor").send_keys("\n")
     page.wait(lambda: page.items()[:1] == [item])

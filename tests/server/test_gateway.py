@@ -199,7 +199,7 @@ def test_answers_of_questions_that_share_a_call_are_those_of_calls_of_their_own(
 
 
 def test_an_event_that_the_server_refuses_has_its_own_error(served):
-    events = [{"user": USER, "item": 20 + row, "id": f"refused/{row}"} for row in range(16)]
+    events = [{"user": USER + 90, "item": 20 + row, "id": f"refused/{row}"} for row in range(16)]  # USER's lists stay long
     events[5]["event"] = "smile"
     response = served.http.post("/v1/events", json=events)
     assert response.status_code == 207, response.text
