@@ -177,5 +177,5 @@ done
 say "installing the packages of $REQUIREMENTS into .venv (a few minutes the first time)"
 .venv/bin/uv pip install --no-deps "${torch_from[@]}" -r "$REQUIREMENTS" -c "$HASHES" >>"$LOG" 2>&1 || network_failed "could not install $REQUIREMENTS"
 
-[ -n "$packages" ] || fingerprint >"$stamp"  # without the stamp, the next call looks for missing packages again
+[ -n "$packages" ] || fingerprint | tee "$stamp" >.venv/.setup-stamp  # without the stamp, the next call looks for missing packages again
 say "ready: .venv ($(.venv/bin/python -V))"

@@ -54,9 +54,8 @@ FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 GATEWAY_SETTINGS = "deadline_ms = 2_000\n"
 console = Console(stderr=True, width=130, soft_wrap=True)
 say = console.print
-Outcome = tuple[
-    Experiment | None, int
-]  # the experiment as its guard ended it, None where it did not; answers of the challenger
+# The experiment as its guard ended it, None where it did not; and how many answers the challenger gave.
+Outcome = tuple[Experiment | None, int]
 
 
 @dataclass

@@ -52,7 +52,7 @@ TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 
 
 class Gains(NamedTuple):
-    """What an answerer gets for each question, such as its NDCG@10, float64 [Q], and whose question it is, int64 [Q]."""
+    """An answerer's gain at each question, such as its NDCG@10, float64 [Q], and whose question it is, int64 [Q]."""
 
     values: np.ndarray
     user_ids: np.ndarray

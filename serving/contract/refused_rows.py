@@ -1,8 +1,9 @@
 """Name the refused rows of a request in one error message, and read them from it again.
 
-    2 of 16 rows are refused. Rows 3, 7: item_id is negative; expected the shop's own id, 0 or larger
+    2 of 16 rows are refused • Rows 3, 7: item_id is negative; expected the shop's own id, 0 or larger
 
-An error of tritonserver is one text. With these numbers a caller sends the other rows again, without a search for the bad ones.
+An error of tritonserver is one text, of which clients show the first line. With these numbers a caller sends the other rows
+again, without a search for the bad ones.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from urllib.parse import quote
 MOST_BYTES = 3_000  # of the reasons: gRPC drops an error with more than 8 KiB of headers
 MOST_UNEXPLAINED = 200  # rows that are named without their reason
 UNEXPLAINED = "refused too, for a reason that does not fit here; send it alone to read it"
-HEADER = re.compile(r"(?P<before>.*?)\d+ of (?P<rows>\d+) rows are refused\.", re.DOTALL)
-GROUP = re.compile(r" Rows? ((?:\d+, )*\d+): ")
+MARK = " • "  # before each group; a fault has none
+SENT_AS_IT_IS = (string.ascii_letters + string.digits + string.punctuation + " ").replace("%", "")  # by gRPC
+# At the start, behind the client's own words only: later, it could be the text of a caller that some message quotes.
+HEADER = re.compile(r"(?P<before>(?:The server at \S+ refuses this request: )?)\d+ of (?P<rows>\d+) rows are refused")
+GROUP = re.compile(r"Rows? ((?:\d+, )*\d+): (.*)")
 
 
 def describe_refused(faults: Mapping[int, str], n_rows: int) -> str:
@@ -28,14 +32,14 @@ def describe_refused(faults: Mapping[int, str], n_rows: int) -> str:
         return next(iter(faults.values()))
     rows_by_fault: dict[str, list[int]] = {}
     for row in sorted(faults):
-        fault = faults[row].replace("Row", "row")  # a name in a fault must not read as a group
+        fault = " ".join(faults[row].replace(MARK.strip(), "·").split())
         rows_by_fault.setdefault(fault, []).append(row)
-    message = f"{len(faults)} of {n_rows} rows are refused."
+    message = f"{len(faults)} of {n_rows} rows are refused"
     unexplained: list[int] = []
     left_bytes = MOST_BYTES
     for fault, rows in rows_by_fault.items():
         group = _format_group(rows, fault)
-        left_bytes -= len(quote(group, safe=string.printable))  # as gRPC encodes it
+        left_bytes -= len(quote(group, safe=SENT_AS_IT_IS))
         if left_bytes < 0:
             unexplained += rows
         else:
@@ -53,10 +57,10 @@ def read_refused(message: str, n_rows: int) -> dict[int, str]:
     header = HEADER.match(message)
     if header is None or int(header["rows"]) != n_rows:
         return {}
-    _, *parts = GROUP.split(message[header.end() :])
-    groups = zip(parts[::2], parts[1::2], strict=True)
-    return {int(row): header["before"] + fault for rows, fault in groups for row in rows.split(", ")}
+    groups = filter(None, map(GROUP.fullmatch, message[header.end() :].split(MARK)[1:]))
+    faults = {int(row): header["before"] + group[2] for group in groups for row in group[1].split(", ")}
+    return faults if all(row < n_rows for row in faults) else {}
 
 
 def _format_group(rows: list[int], fault: str) -> str:
-    return f" Row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))}: {fault}"
+    return f"{MARK}Row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))}: {fault}"

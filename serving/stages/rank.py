@@ -34,15 +34,7 @@ from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.probes import find_asked
-from serving.stages.features.ranking import (
-    LIVE,
-    N_FEATURES,
-    SCALE,
-    SCORE,
-    TOGETHER,
-    compute_pair_numbers,
-    scale_strengths,
-)
+from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, compute_pair_numbers, scale_strengths
 from serving.stages.features.user_state import name_raw_column
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER

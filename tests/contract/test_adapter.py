@@ -151,7 +151,7 @@ def test_a_malformed_request_fails_alone(model):
     assert users_of(good) == [1]
     assert users_of(mate) == [3]
     assert bad.error().code() == pb.TritonError.INVALID_ARG
-    assert bad.error().message() == "1 of 2 rows are refused. Row 1: user_id is -5"
+    assert bad.error().message() == "1 of 2 rows are refused • Row 1: user_id is -5"
     assert len(model.first.stage.seen) == 1
     model.reporter.report()
     assert pb.MetricFamily.metrics["recommender_rejected_total/preprocess"].value == 1
@@ -177,7 +177,7 @@ def test_when_all_requests_are_malformed_the_stage_is_not_called(model):
 def test_requests_that_a_stage_refuses_by_name_cost_the_others_one_more_call_and_not_one_each(model):
     responses = model.execute([request(1), request(2, 888), request(3, 4), request(888), request(5)])
     assert [users_of(responses[i]) for i in (0, 2, 4)] == [[1], [3, 4], [5]]
-    messages = {1: "1 of 2 rows are refused. Row 1: user_id was used before", 3: "user_id was used before"}
+    messages = {1: "1 of 2 rows are refused • Row 1: user_id was used before", 3: "user_id was used before"}
     for place, message in messages.items():
         error = responses[place].error()
         assert (error.code(), error.message()) == (pb.TritonError.INVALID_ARG, message)

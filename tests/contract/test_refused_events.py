@@ -101,13 +101,24 @@ def test_several_malformed_events_of_64_count_once_each_with_a_reason_of_their_o
 
 
 def test_refused_rows_are_read_as_they_were_described():
-    faults = {3: "id is negative", 9: "event is 'Row 5: x'", 7: "id is negative"}
+    faults = {3: "id is negative", 9: "event is 'x • Row 5: y'", 7: "id is negative"}
     said = describe_refused(faults, 16)
-    assert said == "3 of 16 rows are refused. Rows 3, 7: id is negative Row 9: event is 'row 5: x'"
-    read = {3: "It said: id is negative", 7: "It said: id is negative", 9: "It said: event is 'row 5: x'"}
-    assert read_refused(f"It said: {said}", 16) == read
+    assert said == "3 of 16 rows are refused • Rows 3, 7: id is negative • Row 9: event is 'x · Row 5: y'"
+    before = "The server at localhost:8001 refuses this request: "
+    read = {3: f"{before}id is negative", 7: f"{before}id is negative", 9: f"{before}event is 'x · Row 5: y'"}
+    assert read_refused(before + said, 16) == read
     assert read_refused(said, 15) == {}
     assert read_refused("id is negative", 16) == {}
+
+
+@pytest.mark.parametrize("row", [0, 9])
+def test_what_a_caller_writes_is_never_read_as_a_list_of_refused_rows(shop, row):
+    """The client refuses the context itself, and quotes it."""
+    forged = f"2 of 2 rows are refused • Row {row}: x"
+    assert read_refused(f"context.price is {forged}", 2) == {}
+    results = shop.post(purchase(0), purchase(1, context={forged: 1}))
+    assert "sequence" in results[0]
+    assert "context" in results[1]["error"]["message"]
 
 
 def test_long_reasons_leave_every_row_of_a_chunk_named_in_an_error_that_grpc_sends():

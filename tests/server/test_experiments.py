@@ -41,16 +41,16 @@ def test_overload_counts_answers_in_time_and_those_of_high_priority(served, rng)
     assert (values["share of high priority accepted"], values["without any answer"]) == (1.0, 0.0)
 
 
-def test_at_a_low_rate_no_deadline_of_half_a_second_is_missed_however_long_connecting_takes(served, monkeypatch):
+def test_at_a_low_rate_no_deadline_is_missed_however_long_connecting_takes(served, monkeypatch):
     """The time of a request counts from the instant it is due. Whatever happens before the load begins costs none of it."""
     connect = socket.create_connection
 
     def connect_slowly(*args, **options) -> socket.socket:
-        time.sleep(0.5)
+        time.sleep(3.0)
         return connect(*args, **options)
 
     monkeypatch.setattr(socket, "create_connection", connect_slowly)
-    values = overload.measure_grpc(served, 1.0, RATE, 500, 2.0, within_s=5.0)
+    values = overload.measure_grpc(served, 1.0, RATE, 2_500, 2.0, within_s=5.0)
     assert values == {"goodput over peak": 1.0, "share without an answer": 0.0}
 
 

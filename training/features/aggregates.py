@@ -23,6 +23,7 @@ from serving.live.aggregations import (
     StateTable,
     compile_aggregations,
     hash_categories,
+    is_of_users,
     make_entity_keys,
     parse_aggregations,
 )
@@ -128,7 +129,7 @@ class LogAggregates:
     @property
     def item_plans(self) -> dict[str, EntityPlan]:
         """The plans of items and of their categories, by entity."""
-        return {entity: plan for entity, plan in self.plans.items() if not entity.startswith(USER)}
+        return {entity: plan for entity, plan in self.plans.items() if not is_of_users(entity)}
 
     @property
     def pair_plans(self) -> dict[str, EntityPlan]:

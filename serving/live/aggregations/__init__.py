@@ -35,7 +35,7 @@ from serving.live.aggregations.plan import (
     join_keys,
     make_entity_keys,
 )
-from serving.live.aggregations.spec import Aggregation, parse_aggregations
+from serving.live.aggregations.spec import Aggregation, is_of_users, parse_aggregations, read_published
 from serving.live.aggregations.states import StateTable
 
 __all__ = [
@@ -47,7 +47,9 @@ __all__ = [
     "StateTable",
     "compile_aggregations",
     "hash_categories",
+    "is_of_users",
     "join_keys",
     "make_entity_keys",
     "parse_aggregations",
+    "read_published",
 ]

@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 from serving.contract.errors import ConfigError
 from serving.live.aggregations import loops
 from serving.live.aggregations.layout import lay_out
-from serving.live.aggregations.spec import CROSS, ITEM, USER, Aggregation
+from serving.live.aggregations.spec import CROSS, ITEM, USER, Aggregation, is_of_users
 from serving.loops.hashing import hash_integers, hash_strings
 
 EVENT = np.dtype(
@@ -110,7 +110,7 @@ class EntityPlan:
     def _take_columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the columns of events that the loops take: time_ms, event, values, other (ids of the other entity)."""
         values = np.stack([events[name] for name in VALUE_FIELDS]).astype(np.float64)
-        other = events["item_id" if self.entity.startswith(USER) else "user_id"]
+        other = events["item_id" if is_of_users(self.entity) else "user_id"]
         contiguous = [np.ascontiguousarray(events[name]) for name in ("time_ms", "event")]
         return (*contiguous, values, np.ascontiguousarray(other))
 

@@ -107,6 +107,19 @@ class Aggregation:
         return (self.name,)
 
 
+def is_of_users(entity: str) -> bool:
+    """Return whether an entity is users, or users within categories; the names of categories may begin with "user"."""
+    return entity == USER or entity.startswith(CROSS)
+
+
+def read_published(tables: Sequence[Mapping[str, Any]]) -> tuple[Aggregation, ...]:
+    """Return the aggregations as a generation has them. Raises ConfigError or TypeError.
+
+    Those that another version published may have the key `ranker`: what they list feeds their models in any case.
+    """
+    return tuple(Aggregation(**{key: value for key, value in table.items() if key != "ranker"}) for table in tables)
+
+
 def parse_aggregations(
     tables: Sequence[Mapping[str, Any]], category_columns: Sequence[str], event_names: Sequence[str]
 ) -> tuple[Aggregation, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, check_range, open_array, open_checked_array, read_json
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.live.aggregations import Aggregation, EntityPlan, compile_aggregations
+from serving.live.aggregations import EntityPlan, compile_aggregations, read_published
 from serving.loops.compiled import compiled
 from serving.stages.features.encode import load_strings
 from serving.stages.features.ids import place_in, write_places
@@ -157,7 +157,7 @@ def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> Sto
     if not settings.get("aggregations"):
         return None
     try:
-        declared = [Aggregation(**fields) for fields in settings["aggregations"]]
+        declared = read_published(settings["aggregations"])
         (plan,) = compile_aggregations(declared, settings["event_names"]).values()
         names, amount = tuple(settings["event_names"]), str(settings["amount"])
     except (ConfigError, KeyError, TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, check_range, open_checked_array, read_json, view_writable
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.live.aggregations import EVENT, Aggregation, EntityPlan, compile_aggregations, hash_categories
+from serving.live.aggregations import EVENT, Aggregation, EntityPlan, compile_aggregations, hash_categories, read_published
 from serving.live.aggregations.loops import RING
 from serving.live.aggregations.spec import ITEM
 from serving.live.reader import Snapshot
@@ -40,7 +40,7 @@ NO_RECORD = -1  # an event of this record counts for nothing
 
 
 class Declaration(NamedTuple):
-    """What a stage's folder says of the aggregations that it publishes.
+    """The aggregations that a stage's folder publishes.
 
     entities: plan, column by which `upsert` changes an item's category ("" for none), and place among the item numbers of each
     """
@@ -55,7 +55,7 @@ class Declaration(NamedTuple):
         """Read it. n_numbers: width of item_numbers.npy up to the last of these aggregations. Raises ArtifactError."""
         settings = read_json(path.parent, path.name)
         try:
-            aggregations = tuple(Aggregation(**fields) for fields in settings["aggregations"])
+            aggregations = read_published(settings["aggregations"])
             plans = compile_aggregations(aggregations, settings["event_names"])
             category_columns = [settings["category_columns"].get(entity, "") for entity in plans]
             names, amount = tuple(settings["event_names"]), settings["amount"]

@@ -254,6 +254,12 @@ def test_a_server_without_items_is_not_ready_but_the_gateway_lives(gateway):
     assert door.ask("GET", "/healthz").status_code == 200
 
 
+def test_the_description_of_the_api_says_which_events_count(gateway):
+    schemas = gateway().ask("GET", "/openapi.json").json()["components"]["schemas"]
+    for name in ("User", "Session"):
+        assert "interaction log" in schemas[name]["properties"]["events"]["description"]
+
+
 def test_openapi_describes_every_route(gateway):
     described = json.loads(json.dumps(get_openapi(title="t", version="1", routes=gateway().app.routes)))
     assert {"/v1/recommendations", "/v1/events", "/v1/explain", "/v1/items/{item_id}/similar"} <= described["paths"].keys()

@@ -7,9 +7,11 @@ import pytest
 
 from serving.contract.errors import ArtifactError, DataError
 from serving.contract.tensors import FROM_STORE, PAD_ID
+from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_state import override_history
 from serving.stages.features.user_store import UserStore
-from tests.unit.small_shops import shop
+from tests.unit.small_shops import TOML, shop
+from training.dataset import load_dataset
 from training.features.build import build_features
 
 DECLARED = """
@@ -81,6 +83,25 @@ def test_training_rows_know_nothing_of_their_own_second_or_later(dataset, featur
         expected[: min(2, len(since))] = since[:2]
         found = [state.aggregates[name][row] for name in ("since_1", "since_2")]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_category_of_items_may_be_named_like_users(tmp_path):
+    shop(tmp_path / "data", users=9, items=6, events=60)
+    groups = "".join(f"{item},{item},{item % 2}\n" for item in range(1, 7))
+    (tmp_path / "data" / "items.csv").write_text("sku,unit_price,user_group\n" + groups)
+    declared = (
+        '[[aggregations]]\nname = "buyers"\nentity = "user_group"\nvalue = "distinct"\nfunction = "distinct"\nwindow = "365d"\n'
+    )
+    columns = 'continuous = ["unit_price"]\ncategorical = ["user_group"]\n'
+    (tmp_path / "data" / "dataset.toml").write_text(TOML.replace('continuous = ["unit_price"]\n', columns) + declared)
+    dataset = load_dataset(tmp_path / "data")
+    log = dataset.interactions
+    features = build_features(dataset, log)
+    clock_s = int(log["timestamp"].max())
+    for group in (0, 1):
+        users = log["user_id"][log["item_id"] % 2 == group]
+        shown = features.log.aggregates.compute_for_catalogue(clock_s)[1 - group, 0]  # position 0 is item 1
+        assert shown == scale_aggregates(np.float32(users.nunique()))
 
 
 def test_aggregates_of_a_history_that_the_request_brings_are_missing(features, store):

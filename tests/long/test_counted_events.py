@@ -29,9 +29,3 @@ def test_views_are_in_the_history_of_a_session_and_not_among_its_counted_events(
     told = door.ask("GET", "/v1/sessions/a3f").json()
     assert told["events"] == 1
     assert [item["id"] for item in told["history"]] == [2, 1]
-
-
-def test_the_description_of_the_api_says_which_events_count(gateway):
-    schemas = gateway().ask("GET", "/openapi.json").json()["components"]["schemas"]
-    for name in ("User", "Session"):
-        assert "interaction log" in schemas[name]["properties"]["events"]["description"]
