@@ -140,14 +140,10 @@ def maintain(
     """Do one round of maintenance with the `live` settings of the export: archive, remove old segments, forget idle users."""
     settings, folder = read_published_settings(repo), find_store(repo)
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
-    with lock(folder) as is_ours:
-        if not is_ours:
-            out.print("another process maintains this store")
-            return
-        with closing(open_writer(folder, repo)) as writer:
-            generation = open_generation(repo)
-            done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
-            merged = merge_exposures(folder, time.time_ns() // 1_000_000)
+    with lock(folder, wait=True), closing(open_writer(folder, repo)) as writer:  # `live share` may hold it for a moment
+        generation = open_generation(repo)
+        done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
+        merged = merge_exposures(folder, time.time_ns() // 1_000_000)
     out.print(
         f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
         f"{done.evicted:,} idle users forgotten, {done.surpassed:,} of whom the generation knows more, "

@@ -18,7 +18,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,21 +150,23 @@ class Sharer:
 
     def share_deferred(self) -> None:
         """Apply the next events of users and items that were deferred and whose keys can be read again."""
-        if not (deferred := read_deferred(self._writer.store)):
-            return
-        with lock(self._writer.store.folder) as is_unmaintained:
-            if not is_unmaintained:  # a user who is being erased would come back
-                return
-            for view, apply in self._appliers:
-                afters = {each.entity_id: after for each, after in deferred.items() if each.join_key == view.join_key}
-                self._share_deferred_of(view, apply, afters)
+        for view, apply in self._appliers:
+            entity_ids = self._read_deferred_of(view).keys()
+            _, faults = self._read_entities(view, np.array(list(entity_ids), np.int64), sources=())
+            if readable := entity_ids - faults:  # maintenance need not wait for keys that stay unreadable
+                with lock(self._writer.store.folder) as is_unmaintained:
+                    if is_unmaintained:  # otherwise a user who is being erased would come back
+                        self._share_deferred_of(view, apply, readable)
 
-    def _share_deferred_of(
-        self, view: View, apply: Callable[[SharedEvents], dict[int, str]], afters: Mapping[int, int]
-    ) -> None:
-        """Apply the events of the entities whose keys can be read. afters: sequence by id, after which their events wait"""
-        _, faults = self._read_entities(view, np.array(list(afters), np.int64), sources=())
-        readable = afters.keys() - faults
+    def _read_deferred_of(self, view: View) -> dict[int, int]:
+        """Return the sequence after which the events of each deferred entity of a view wait, by id."""
+        deferred = read_deferred(self._writer.store)
+        return {each.entity_id: after for each, after in deferred.items() if each.join_key == view.join_key}
+
+    def _share_deferred_of(self, view: View, apply: Callable[[SharedEvents], dict[int, str]], readable: set[int]) -> None:
+        """Apply the next events of deferred entities. readable: ids of those whose keys can be read"""
+        afters = self._read_deferred_of(view)
+        readable = readable & afters.keys()  # without those who were erased meanwhile
         if not readable:
             return
         last = min(afters[entity_id] for entity_id in readable)

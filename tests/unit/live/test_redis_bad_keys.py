@@ -292,6 +292,63 @@ def test_a_user_with_a_bad_key_is_erased_and_does_not_come_back(host, redis, sta
     assert redis.client.keys(b"*user_id*") == []
 
 
+def test_maintenance_runs_while_a_key_stays_unreadable(repository, redis):
+    with machine(find_live_folder(repository), redis.address) as host:
+        spoil(redis, "no hash")
+        host.writer.append(purchase(BAD, 1))
+        host.share_all()
+        rounds = []
+
+        def maintain() -> None:
+            with lock(host.writer.store.folder) as is_free:
+                assert is_free
+            rounds.append(CliRunner().invoke(app, ["maintain", "--repo", str(repository)], catch_exceptions=False).output)
+
+        with called_on_return(maintain, RedisState.read):
+            host.sharer.share_deferred()
+        assert "segments removed" in rounds[0]
+        assert read_deferred(host.writer.store)
+
+
+def test_maintenance_waits_while_events_of_a_key_that_can_be_read_again_are_applied(repository, redis, state):
+    with ThreadPoolExecutor(1) as pool, machine(find_live_folder(repository), redis.address) as host:
+        key = spoil(redis, "no hash")
+        host.writer.append(purchase(BAD, 1))
+        host.share_all()
+        redis.client.delete(key)
+        rounds = []
+
+        def maintain() -> None:
+            rounds.append(pool.submit(CliRunner().invoke, app, ["maintain", "--repo", str(repository)]))
+            with pytest.raises(TimeoutError):
+                rounds[0].result(timeout=0.3)
+
+        with called_on_return(maintain, RedisState.change):
+            host.sharer.share_deferred()
+        assert "segments removed" in rounds[0].result().output
+        assert count_events(state, BAD) == 1
+
+
+def test_a_user_who_is_erased_after_the_look_at_the_key_does_not_wait_again(host, redis, state, monkeypatch):
+    monkeypatch.setattr("live.sharing.EVENTS_PER_STEP", 1)
+    monkeypatch.setattr("live.sharing.STEPS_PER_RETRY", 1)
+    key = spoil(redis, "no hash")
+    for user in (BAD, GOOD, BAD):
+        host.writer.append(purchase(user, 1))
+    host.share_all()
+    redis.client.delete(key)
+
+    def erase() -> None:
+        with lock(host.writer.store.folder) as is_free:
+            assert is_free
+        erase_user(host.writer, BAD, state)
+
+    with called_on_return(erase, RedisState.read):
+        host.sharer.share_deferred()
+    assert not read_deferred(host.writer.store)
+    assert not redis.client.exists(key)
+
+
 def test_a_bad_key_of_the_project_itself_is_an_outage(host, redis, state):
     redis.client.set(state.positions_key, b"no hash")
     with pytest.raises(DependencyError, match=r"holds a key of the project shop that is no hash \(WRONGTYPE") as told:
