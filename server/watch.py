@@ -85,7 +85,9 @@ class Watch:
         self._process: subprocess.Popen | None = None
         self._scanned_s = float("-inf")
         self._unwritten: set[str] = set()
-        self._seen_pin: Stamp | None = None  # while the server is out of service
+        # Both while the server is out of service: the pin that was read last, and the files of its generation.
+        self._seen_pin: Stamp | None = None
+        self._pinned_check: ArtifactCheck | None = None
         self._exit_code = 0  # once a signal asked for the end: its number + 128
 
     def run(self) -> None:
@@ -240,7 +242,7 @@ class Watch:
             with open_local_client(state.grpc_url) as client:
                 client.unload_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
         state.change(self._run_dir, fault=fault)
-        self._check = None  # so that the next tick reads the files: they may be as published by then
+        self._check = self._seen_pin = None  # so that the next tick reads the files: they may be as published by then
 
     def _try_to_write(self, write: Callable[[], object]) -> None:
         """Write into the repository, or say once why that fails: it may be read-only, or its disk full."""
@@ -254,9 +256,11 @@ class Watch:
     def _return_to_service(self, state: ServerState) -> None:
         """Restart a server that was taken out of service once its files are as published, or another generation is pinned."""
         pin_stamp = read_stamp(state.repo / ENSEMBLE / "config.pbtxt")
-        if pin_stamp != self._seen_pin:
+        if pin_stamp != self._seen_pin or (self._pinned_check is not None and self._pinned_check.has_changed()):
             self._seen_pin, pinned = pin_stamp, find_pinned_generation(state.repo)
-            if pinned not in (0, state.generation) and is_intact(state.repo, pinned):
+            # Made before the files are read, to notice changes meanwhile.
+            self._pinned_check = ArtifactCheck(state.repo, pinned) if pinned not in (0, state.generation) else None
+            if self._pinned_check is not None and not self._pinned_check.read_all():
                 self._restart(replace(state, fault=""), f"generation {pinned} is pinned and intact", pinned)
                 return
         if self._check is not None and not self._check.has_changed():

@@ -29,7 +29,7 @@ from server.observer import HANGS_S, Observer
 from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
-from server.watch import Watch, build_arguments
+from server.watch import TICK_S, Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
@@ -242,6 +242,26 @@ def test_a_server_out_of_service_comes_back_with_an_intact_generation_that_is_pu
         pin(repo, 2)  # the last step of a publication
         until(lambda: (now := read_state(path)) is not None and now.generation == 2 and is_running(now.pid, now.tag))
         assert present(read_state(path)).fault == ""
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_server_out_of_service_comes_back_once_the_files_of_the_pinned_generation_are_mended(state, tmp_path):
+    repo = copy_lean_repository(tmp_path / "shop")
+    copy_generation(repo)
+    pin(repo, 2)
+    path = repo / "rank" / "2" / "stage.json"
+    published = path.read_bytes()
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
+    state.save(tmp_path)
+    state_path = make_state_path(tmp_path, state.ports.grpc)
+    for generation in ("1", "2"):
+        (repo / "rank" / generation / "stage.json").write_text("{damaged")
+    with watched(state, tmp_path):
+        until(lambda: present(read_state(state_path)).fault)
+        time.sleep(4 * TICK_S)  # for it to read the damaged files
+        path.write_bytes(published)
+        until(lambda: (now := read_state(state_path)) is not None and now.generation == 2 and is_running(now.pid, now.tag))
+        assert present(read_state(state_path)).fault == ""
 
 
 @pytest.mark.usefixtures("installed_double")
