@@ -107,7 +107,7 @@ def start(
             f"{'no server that can move' if fixed else 'none'}. Use one of the two."
         )
     if gateway_config is not None and not gateway_port:
-        raise ConfigError(f"--gateway-config {gateway_config} is of no gateway; expected --gateway-port too. Add it.")
+        raise ConfigError("--gateway-config needs --gateway-port. Add it.")
     ports = Ports(grpc_port, http_port, metrics_port)
     requested: Settings = {"threads": threads, "cache_mib": cache_mib, "host": host, "fixed": fixed or None}
     requested |= {"no_http": no_http or None, "follow_pin": follow_pin or None, "tls": str(tls.resolve()) if tls else None}
@@ -169,7 +169,8 @@ def _can_become_ready(state: ServerState) -> bool:
 def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> ServerState:
     """Start, keep or restart a server. requested: settings, None where the caller set none
 
-    Nothing is stopped unless a generation can be served: the gateway of a server without one answers with popular items.
+    Nothing is stopped before the generation, the address and the TLS files are checked: the gateway of a server that is out of
+    service answers with popular items.
     """
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
@@ -182,21 +183,23 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         settings |= running.settings  # a server that cannot move is restarted with its settings
     generation, damage = _choose_generation(repo)
     if running and fault:
-        typer.echo(f"starting again: {fault}: {_describe(running)}")
         settings = running.settings | {name: value for name, value in requested.items() if value is not None}
+    server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
+    server.check_settings()
+    if left_out := drop_missing_challenger(repo):
+        typer.echo(f"note: {left_out}", err=True)
+    if running and fault:
+        typer.echo(f"starting again: {fault}: {_describe(running)}")
     if running:
         stop_server(running, RUN_DIR)
     for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
-    if left_out := drop_missing_challenger(repo):
-        typer.echo(f"note: {left_out}", err=True)
     for warning in list_start_warnings(repo):
         typer.echo(f"WARNING: {warning}.", err=True)
     if damage:
         typer.echo(f"WARNING: {damage}. Starting with generation {generation}, the newest intact one.", err=True)
         _try_to_write(partial(pin, repo, generation))
-    server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
     server.start(generation if damage and find_pinned_generation(repo) != generation else None)  # it may be read-only
     if damage:
         _try_to_write(partial(record_act, repo, "pinned", generation, reason=damage, author=SERVER))
@@ -207,10 +210,11 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
 def _choose_generation(repo: Path) -> tuple[int, str]:
     """Return the generation to start with, and what is damaged in the pinned one, "" if nothing is.
 
-    Raises ArtifactError when no generation is intact, ConfigError for a repository that cannot be served here.
+    Raises ArtifactError when no generation is intact or the configs do not pin exactly one, ConfigError for a repository that
+    cannot be served here.
     """
     check_backends(read_repository(repo))
-    pinned = find_pinned_generation(repo)
+    pinned = read_pinned_generation(repo)
     damage = ArtifactCheck(repo, pinned).read_all()
     if not damage:
         return pinned, ""

@@ -148,15 +148,12 @@ class TritonServer:
 
         It also raises when only a helper of the live store or the tables' updater fails; the server then keeps answering.
         """
-        refuse_unservable_path(self.run_dir)
+        self.check_settings()
         models = read_repository(self.repo)
         if generation is not None:
             models = self._read_models_to_send(generation)
         check_backends(models)
         clear_stale(self.run_dir)
-        check_host(self.host)
-        if self.tls:
-            self.tls.check_files()
         check_free(self.ports)
         check_memory(models)
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
@@ -182,6 +179,13 @@ class TritonServer:
         live_helpers.follow(self.state, self.run_dir)
         updaters.follow(self.state, self.run_dir)
         return self
+
+    def check_settings(self) -> None:
+        """Raise ConfigError or ServerError when no server can start with these settings, whatever else runs."""
+        refuse_unservable_path(self.run_dir)
+        check_host(self.host)
+        if self.tls:
+            self.tls.check_files()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop the server and all its processes. Does nothing when it was never started."""

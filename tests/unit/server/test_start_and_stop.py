@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from repository.challenger import write_challenger
 from repository.experiments import find_experiment_folder
 from repository.generations import pin
+from repository.lock import LOCK_FILE
 from repository.registry import read_acts
 from server import __main__ as commands
 from server import experiment, health
@@ -24,8 +25,10 @@ from server.generations import find_served_generation
 from server.ports import Ports, find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
+from server.tls import AUTHORITIES, CERTIFICATE, KEY
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.present import present
 from tests.repositories import copy_generation, copy_lean_repository
@@ -34,6 +37,7 @@ from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
 from tests.unit.server.unwritable import make_unwritable
 
+SETTINGS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": "127.0.0.1", "no_http": False, "tls": "", "follow_pin": False}
 # A server whose stubs have ended, and which never asks what became of them.
 PARENT = """
 import subprocess, sys, time
@@ -144,20 +148,44 @@ def damage(repo: Path, generation: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fault", ["damaged", "removed"])
+def spoil_start(fault: str, repo: Path) -> tuple[str, list[str]]:
+    """Let the next start fail. Return a pattern of its message, and the options to start with."""
+    if fault == "damaged":
+        return f"{damage(repo, 1)} is not the file that was published: .* so nothing was started and nothing stopped.", []
+    if fault == "removed":
+        shutil.rmtree(repo)
+        return "There is no model repository at", []
+    if fault == "host":
+        return "No server can listen at 192.0.2.1", ["--host", "192.0.2.1"]  # an address of documentation (RFC 5737)
+    if fault == "TLS":
+        folder = repo.with_name("tls")
+        folder.mkdir()
+        for name in (CERTIFICATE, KEY, AUTHORITIES):
+            (folder / name).write_text("not PEM")
+        return f"{AUTHORITIES} in {folder} cannot be used", ["--tls", str(folder)]
+    copy_generation(repo)
+    if fault == "two pins":
+        config = repo / ENSEMBLE / "config.pbtxt"
+        config.write_text(config.read_text().replace("model_version: 1", "model_version: 2", 1))
+        return r"is pinned to versions \[1, 2\]; expected one", []
+    write_challenger(repo, 2)
+    shutil.rmtree(repo / ENSEMBLE / "2")
+    make_unwritable(repo)
+    return f"{LOCK_FILE} cannot be written", []
+
+
+@pytest.mark.parametrize("fault", ["damaged", "removed", "two pins", "challenger", "TLS", "host"])
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_a_start_that_would_fail_stops_nothing(is_ended, fault, sleeping, tmp_path, start):
     """A supervisor that takes a server with --fixed out of service ends it. Its gateway answers all the same."""
-    repo, said = copy_lean_repository(tmp_path / "shop"), "There is no model repository at"
-    if fault == "damaged":
-        said = f"{damage(repo, 1)} is not the file that was published: .* so nothing was started and nothing stopped."
-    else:
-        shutil.rmtree(repo)
+    repo = copy_lean_repository(tmp_path / "shop")
+    said, options = spoil_start(fault, repo)
     with run_tagged(sleeping.tag) as helper:
-        state = replace(sleeping, pid=2**22 if is_ended else sleeping.pid, repo=repo, generation=1, fault=fault)
+        pid = 2**22 if is_ended else sleeping.pid
+        state = replace(sleeping, pid=pid, repo=repo, generation=1, fault=fault, settings=SETTINGS)
         state.save(tmp_path)
         with pytest.raises(RecommenderError, match=said):
-            start(repo, sleeping.ports)
+            start(repo, sleeping.ports, *options)
         assert [helper.poll(), is_running(sleeping.pid, sleeping.tag)] == [None, True]
     assert read_state(make_state_path(tmp_path, sleeping.ports.grpc)) == state
 
@@ -200,7 +228,7 @@ def test_a_start_leaves_a_damaged_generation_for_the_newest_intact_one(is_writab
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, start):
     repo = toys.publish(tmp_path / "repo", 1)
-    own = {"threads": 4, "cache_mib": 0, "fixed": True, "host": "127.0.0.1", "no_http": True, "tls": "", "follow_pin": False}
+    own = SETTINGS | {"threads": 4, "fixed": True, "no_http": True}
     stub = shutil.copy(present(shutil.which("true")), tmp_path / STUB_PROGRAM)
     parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
     ports = sleeping.ports
@@ -219,5 +247,5 @@ def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sle
 def test_settings_of_a_gateway_need_its_port(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
     arguments = ["start", "--repo", str(tmp_path), "--gateway-config", "gateway.toml"]
-    with pytest.raises(ConfigError, match=r"--gateway-config gateway\.toml is of no gateway; expected --gateway-port too"):
+    with pytest.raises(ConfigError, match=r"--gateway-config needs --gateway-port\. Add it\."):
         CliRunner().invoke(commands.app, arguments, catch_exceptions=False)
