@@ -100,8 +100,8 @@ def test_a_category_of_items_may_be_named_like_users(tmp_path):
     clock_s = int(log["timestamp"].max())
     for group in (0, 1):
         users = log["user_id"][log["item_id"] % 2 == group]
-        shown = features.log.aggregates.compute_for_catalogue(clock_s)[1 - group, 0]  # position 0 is item 1
-        assert shown == scale_aggregates(np.float32(users.nunique()))
+        shown = features.log.aggregates.compute_for_catalogue(clock_s)[1 - group]  # position 0 is item 1
+        assert shown.tolist() == scale_aggregates(np.array([users.nunique()], np.float32)).tolist()
 
 
 def test_aggregates_of_a_history_that_the_request_brings_are_missing(features, store):
