@@ -71,7 +71,7 @@ def write_requirements(checkout, text):
 def call(checkout, *command, **variables):
     """Run `command` in the checkout; return the finished process and the calls of interpreters and of uv meanwhile."""
     (checkout / "calls").write_text("")
-    ours = ("PYTHON", "VENV", "MAKEFLAGS", "MAKEOVERRIDES")
+    ours = ("PYTHON", "VENV", "MAKEFLAGS", "MAKEOVERRIDES", "FOR_TESTS")
     clean = {name: value for name, value in os.environ.items() if name not in ours}
     system = [folder for folder in os.environ["PATH"].split(os.pathsep) if not os.path.exists(os.path.join(folder, "uv"))]
     clean |= {"PATH": os.pathsep.join([str(checkout / "bin"), *system])}
