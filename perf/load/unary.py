@@ -41,6 +41,7 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 WINDOW_BYTES, MOST_WINDOW_BYTES = 65_535, 2**31 - 1  # flow-control window: initial, and largest
 FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # longest frame: initial, and largest
 READ_BYTES = 1 << 18
+SELECTABLE = 1_024  # file numbers below it, which `select` takes; `poll` takes all, but rounds a wait up to milliseconds
 PREFIX_BYTES = 5  # gRPC's, of a message: compressed or not (never: we do not offer it), and its length
 STATUS = {str(code.value[0]): code.name for code in grpc.StatusCode}
 OUR_SETTINGS = {
@@ -69,6 +70,15 @@ class Answer(NamedTuple):
     at_ns: int
     error: str
     message: bytes
+
+
+def wait_until_readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Wait until there is something to read, at most timeout_s. Return whether there is."""
+    if connection.fileno() < SELECTABLE:
+        return bool(select.select([connection], [], [], timeout_s)[0])
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1_000 * timeout_s))
 
 
 class UnaryCalls:
@@ -165,7 +175,7 @@ class UnaryCalls:
             timeout_s = min(timeout_s, max(end_ns - time.perf_counter_ns(), 0) / 1e9)
         if self._failure:
             time.sleep(timeout_s)
-        elif select.select([self._socket], [], [], timeout_s)[0]:
+        elif wait_until_readable(self._socket, timeout_s):
             try:
                 if read := self._socket.recv(READ_BYTES):
                     self._parse(self._unread + read, time.perf_counter_ns())

@@ -1,7 +1,8 @@
 """The load generator's own gRPC calls against a server of grpcio's, whose own client says what is right."""
 
 import contextlib
-import select
+import fcntl
+import resource
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from hyperframe.frame import (
 )
 
 from perf.load.open_loop import INFER
-from perf.load.unary import FRAME_BYTES, WINDOW_BYTES, Answer, UnaryCalls
+from perf.load.unary import FRAME_BYTES, SELECTABLE, WINDOW_BYTES, Answer, UnaryCalls, wait_until_readable
 from serving.contract.errors import ConfigError, ServerError
 from tests.unit.perf.grpc_server import frames_of, scripted, serving
 
@@ -70,6 +71,16 @@ def errors_of_grpcio(url, bodies) -> list[str]:
 
 
 BODIES = [b"", b"one", b"INVALID_ARGUMENT:no such user", b"two", b"UNAVAILABLE:", b"INTERNAL:100 % \xc3\xa4\nand more"]
+
+
+def test_a_process_with_more_files_than_select_takes_waits_all_the_same():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * SELECTABLE)), hard))
+    ours, peer = socket.socketpair()
+    with ours, peer, socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD, SELECTABLE)) as high:
+        assert not wait_until_readable(high, 0.001)
+        peer.send(b"x")
+        assert wait_until_readable(high, 5.0)
 
 
 def test_calls_end_as_those_of_grpcio_do():
@@ -176,7 +187,7 @@ def test_no_more_is_sent_than_the_server_has_room_for():
             if isinstance(frame, DataFrame):
                 n_bytes += len(frame.data)
                 ends.extend([frame.stream_id] if "END_STREAM" in frame.flags else [])
-            if n_bytes and not select.select([peer], [], [], 0.2)[0]:
+            if n_bytes and not wait_until_readable(peer, 0.2):
                 taken.append(n_bytes)
                 peer.sendall(WindowUpdateFrame(0, window_increment=20_000).serialize())
 
