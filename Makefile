@@ -156,9 +156,9 @@ PYTEST = $(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadf
 # of check-deploy: schemas and kubectl, 170 MB, which nothing else needs
 DEPLOY_TOOLS = .run/deploy-tools
 
-# mypy has one thread, so the lanes begin beside it; they take far longer, so that their verdict comes last. Nothing stops the other
 test lanes: export FOR_TESTS = 1
 
+# mypy has one thread, so the lanes begin beside it; they take far longer, so that their verdict comes last. Nothing stops the other
 test: setup ## everything the tests need, then make lint and all lanes: unit, long, contract, server, gpu
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 lint lanes
 

@@ -30,15 +30,7 @@ from live.ids import find_item_id, find_user_id, is_learned, read_item_texts
 from live.maintenance import DAY_MS, MOST_DAYS, Retention, choose_archived_until, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
-from live.printing import (
-    describe_counts,
-    format_time,
-    out,
-    show_columns,
-    show_deferred,
-    show_store,
-    show_user,
-)
+from live.printing import describe_counts, format_time, out, show_columns, show_deferred, show_store, show_user
 from live.replay import replay as replay_log
 from live.sharing import Sharer
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage

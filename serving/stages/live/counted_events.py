@@ -101,14 +101,31 @@ class CountedEvents:
 
 
 @dataclass
+class WaitingEvents:
+    """The latest events that wait for a change of their items, MOST_STRAYS at most. events: EVENT [W]"""
+
+    events: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)
+
+    def keep(self, events: np.ndarray) -> None:
+        """Let further events wait, EVENT [N]."""
+        self.events = np.concatenate([self.events, events])[-MOST_STRAYS:]
+
+    def take(self, item_id: int) -> np.ndarray:
+        """Return the events of one item, EVENT [N], which wait no more."""
+        is_own = self.events["item_id"] == item_id
+        taken, self.events = self.events[is_own], self.events[~is_own]
+        return taken
+
+
+@dataclass
 class KnownItems:
     """Finds the items of events, and keeps the events of unknown items until `upsert` adds them.
 
-    strays: EVENT [S], the kept events; n_free: rows for new items that were free when the strays were last looked at
+    n_free: rows for new items that were free when the strays were last looked at
     """
 
     items: ItemIndex
-    strays: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)
+    strays: WaitingEvents = field(default_factory=WaitingEvents, init=False)
     n_free: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,8 +134,9 @@ class KnownItems:
     def find(self, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return item positions, int64 [M], and events, EVENT [M], of known items. events: EVENT [N], the new ones"""
         if self.items.n_free != self.n_free:  # new items
-            events, self.strays, self.n_free = np.concatenate([self.strays, events]), self.strays[:0], self.items.n_free
+            events = np.concatenate([self.strays.events, events])
+            self.strays, self.n_free = WaitingEvents(), self.items.n_free
         positions = self.items.find_positions(events["item_id"].copy())
         known = positions < self.items.n_items
-        self.strays = np.concatenate([self.strays, events[~known]])[-MOST_STRAYS:]
+        self.strays.keep(events[~known])
         return positions[known], events[known]

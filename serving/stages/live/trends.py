@@ -31,7 +31,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_store import open_prices
 from serving.stages.live.content import get_text
-from serving.stages.live.counted_events import AMOUNTS, MOST_STRAYS, CountedEvents, KnownItems
+from serving.stages.live.counted_events import AMOUNTS, CountedEvents, KnownItems, WaitingEvents
 
 FOLDER, TRENDS_FILE = "trends", "trends.json"
 LONGEST_STEP_MS = 3_600_000  # of the clock; the step of aggregations without a span
@@ -79,7 +79,7 @@ class EntityTrends:
     records: plan.dtype [R + 1], the last one always empty; numbers: float32 [n_items + 1, F], the columns that the ranker reads
     record_of: int32 [n_items + 1], the record of each item's category; None where items have records of their own
     counted_of: int32 [n_items + 1], the record that an item's next event counts for; NO_RECORD for new items without a category
-    waiting: EVENT [W], events of such items
+    waiting: events of such items
     keys: int64 [R] ascending, of the categories; column: name under which `upsert` changes an item's category
     n_due: items whose numbers are of an earlier moment; the first of them is next_item
     """
@@ -91,7 +91,7 @@ class EntityTrends:
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     column: str = ""
     counted_of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    waiting: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)
+    waiting: WaitingEvents = field(default_factory=WaitingEvents, init=False)
     next_item: int = field(default=0, init=False)
     n_due: int = field(default=0, init=False)
 
@@ -115,7 +115,7 @@ class EntityTrends:
             self.write(np.unique(positions), clock_ms)
             return
         rows = self.counted_of[positions].astype(np.int64)
-        self.waiting = np.concatenate([self.waiting, events[rows == NO_RECORD]])[-MOST_STRAYS:]
+        self.waiting.keep(events[rows == NO_RECORD])
         self.plan.update(self.records, np.where(rows == len(self.keys), NO_RECORD, rows), events)
         self.n_due = len(self.numbers) - 1
 
@@ -152,12 +152,11 @@ class EntityTrends:
         is_first = self.counted_of[position] == NO_RECORD
         self.counted_of[position] = self._find_record(category)
         if is_first:
-            is_own = self.waiting["item_id"] == item_id
-            events, self.waiting = self.waiting[is_own], self.waiting[~is_own]
+            events = self.waiting.take(item_id)
             self.count(np.full(len(events), position), events, clock_ms)
 
     def _find_record(self, category: str | None) -> int:
-        (key,) = hash_categories(np.array([category], object))
+        key = find_key(category)
         row = int(np.searchsorted(self.keys, key))
         return row if row < len(self.keys) and self.keys[row] == key else len(self.keys)
 
@@ -252,6 +251,11 @@ class ItemTrends:
             entity.plan.update(records, np.full(1, -1), np.zeros(1, EVENT))
             entity.plan.read(records, 0)
         return self
+
+
+def find_key(category: str | None) -> int:
+    """Return the key of one category."""
+    return int(hash_categories(np.array([category], object))[0])
 
 
 def find_step_ms(aggregations: Sequence[Aggregation]) -> int:

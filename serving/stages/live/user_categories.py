@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.artifacts import open_checked_array, view_writable
-from serving.live.aggregations import EVENT, EntityPlan, hash_categories, join_keys, make_entity_keys
+from serving.live.aggregations import EVENT, EntityPlan, join_keys, make_entity_keys
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import CROSS
 from serving.live.events import Flags
@@ -26,9 +26,9 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.features.user_store import check_ascending, find_positions, open_prices
 from serving.stages.live.content import get_text
-from serving.stages.live.counted_events import MOST_STRAYS, CountedEvents, KnownItems
+from serving.stages.live.counted_events import CountedEvents, KnownItems, WaitingEvents
 from serving.stages.live.new_records import NewRecords
-from serving.stages.live.trends import Declaration
+from serving.stages.live.trends import Declaration, find_key
 
 FOLDER, DECLARATION_FILE = "user_categories", "user_categories.json"
 NOT_YET = NO_KEY + 1  # the category of a new item that has none yet: its events wait for it
@@ -41,7 +41,7 @@ class UserCategories:
     keys: int64 [R] ascending, of the users and categories that the export knew (`join_keys`); new: records of others
     records: plan.dtype [R + 1], the last one always empty
     category_of: int64 [n_items + 1], each item's category (`hash_categories`), NO_KEY for none
-    counted_of: int64 [n_items + 1], the category that an item's next event counts for; waiting: EVENT [W], where it is NOT_YET
+    counted_of: int64 [n_items + 1], the category that an item's next event counts for; waiting: events where it is NOT_YET
     column: name under which `upsert` changes an item's category; places: of the features among the item numbers
     """
 
@@ -53,7 +53,7 @@ class UserCategories:
     column: str
     places: slice
     new: NewRecords = field(init=False)
-    waiting: np.ndarray = field(default_factory=lambda: np.empty(0, EVENT), init=False)
+    waiting: WaitingEvents = field(default_factory=WaitingEvents, init=False)
 
     def __post_init__(self) -> None:
         self.new = NewRecords(self.plan)
@@ -73,7 +73,7 @@ class UserCategories:
         """Add events, EVENT [N], of items to the records of their users. positions: int64 [N]"""
         categories = self.counted_of[positions]
         waits = categories == NOT_YET
-        self.waiting = np.concatenate([self.waiting, events[waits]])[-MOST_STRAYS:]
+        self.waiting.keep(events[waits])
         keys = self._find_keys(events["user_id"], np.where(waits, NO_KEY, categories))
         rows = find_positions(self.keys, keys)
         is_known = rows < len(self.keys)
@@ -103,14 +103,8 @@ class UserCategories:
         is_first = self.counted_of[position] == NOT_YET
         self.counted_of[position] = find_key(category)
         if is_first:
-            is_own = self.waiting["item_id"] == item_id
-            events, self.waiting = self.waiting[is_own], self.waiting[~is_own]
+            events = self.waiting.take(item_id)
             self.count(np.full(len(events), position), events)
-
-
-def find_key(category: str | None) -> int:
-    """Return the key of one category."""
-    return int(hash_categories(np.array([category], object))[0])
 
 
 @dataclass

@@ -21,7 +21,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.live.user_categories import FOLDER, UserCategoryTrends
 from tests.present import present
-from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, append, load_toy, write
+from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, append, load_toy, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
@@ -32,7 +32,6 @@ DECLARED = (
     Aggregation("amount_long", "user x kind", "amount", "mean", half_life="3d"),
     Aggregation("paid", "user x kind", "price", "last", n=2),
 )
-USERS = np.arange(22)  # the log has 20; the last two come later or never
 ITEMS = np.tile(np.arange(N_ITEMS), (len(USERS), 1))
 
 
@@ -43,10 +42,7 @@ def dataset(tmp_path) -> Dataset:
 
 @pytest.fixture
 def log(dataset: Dataset) -> pd.DataFrame:
-    """A log whose user 20 has only events after the export."""
-    log = dataset.interactions.copy()
-    log.loc[log.index[N_KNOWN::9], "user_id"] = 20
-    return log
+    return add_newcomer(dataset.interactions)
 
 
 class Stage:

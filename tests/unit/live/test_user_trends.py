@@ -22,7 +22,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
 from serving.stages.live.user_trends import UserTrends
 from serving.stages.preprocess import PreprocessInputs
-from tests.unit.live.toy_log import DAY_S, N_EVENTS, N_ITEMS, N_KNOWN, load_toy, write
+from tests.unit.live.toy_log import DAY_S, N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, load_toy, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates
 from training.features.items import Codes
@@ -36,7 +36,6 @@ DECLARED = (
     Aggregation("items_7d", "user", "distinct", "distinct", window="7d"),
 )
 OTHERS = (Aggregation("events_24h", "user", "count", "count", window="24h"),)
-USERS = np.arange(22)  # the log has 20; the last two come later or never
 HISTORY = 8
 
 
@@ -47,10 +46,7 @@ def dataset(tmp_path) -> Dataset:
 
 @pytest.fixture
 def log(dataset: Dataset) -> pd.DataFrame:
-    """A log whose user 20 has only events after the export."""
-    log = dataset.interactions.copy()
-    log.loc[log.index[N_KNOWN::9], "user_id"] = 20
-    return log
+    return add_newcomer(dataset.interactions)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from training.dataset import Dataset, load_dataset
 HOUR_S, START_S, N_ITEMS, N_EVENTS = 3_600, 1_600_000_000, 40, 600
 N_KNOWN = 400  # events before the export
 DAY_S = 24 * HOUR_S
+USERS = np.arange(22)  # 20 before the export; one comes after it (`add_newcomer`), the last one never
 TOML = """
 name = "toy"
 [interactions]
@@ -43,6 +44,13 @@ def load_toy(folder: Path) -> Dataset:
     items = {"item": 10 * np.arange(N_ITEMS), "kind": [f"kind {item % 3}" for item in range(N_ITEMS - 1)] + [None]}
     pd.DataFrame(items | {"price": np.arange(N_ITEMS)}).to_csv(folder / "items.csv", index=False)
     return load_dataset(folder)
+
+
+def add_newcomer(log: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy of the log in which user 20 has events, all after the export."""
+    log = log.copy()
+    log.loc[log.index[N_KNOWN::9], "user_id"] = 20
+    return log
 
 
 def write(folder: Path, log: pd.DataFrame, flags: Flags = Flags.POSITIVE | Flags.COUNTED) -> None:
