@@ -1,5 +1,8 @@
 """Print the progress of an export: a line per finished phase, and details on request.
 
+On a terminal, the latest detail stands below; into a file, one is printed every half minute, so that a log of hours tells
+how far it is.
+
 52 s  features        9 s  6 categorical columns of users, 3 of items
 95 s  retriever      43 s  3,908 items, fitted on 396,374 events
 230 s  at most 1.4 GiB of memory were in use
@@ -16,6 +19,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
+SILENT_S = 30.0  # at most, in what is no terminal
+
 
 @dataclass
 class Phase:
@@ -30,7 +35,7 @@ class Progress:
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self._console, self._verbose = console, verbose
         self._status = console.status("")
-        self._started_s = time.monotonic()
+        self._started_s = self._printed_s = time.monotonic()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
@@ -43,7 +48,8 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line that everybody should see."""
-        self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {escape(text)}", highlight=False)
+        self._printed_s = time.monotonic()
+        self._console.print(f"[dim]{self._printed_s - self._started_s:5.0f} s[/]  {escape(text)}", highlight=False)
 
     def warn(self, text: str) -> None:
         """Print a line that somebody should look into."""
@@ -55,7 +61,8 @@ class Progress:
         self.note(f"at most {peak_kib / 2**20:.1f} GiB of memory were in use")
 
     def note_detail(self, text: str) -> None:
-        """Print a line when details were requested; on a terminal, show it until the next one."""
+        """On a terminal, show a line until the next one; print it when details were requested, or after a long silence."""
         self._status.update(escape(text.strip()))
-        if self._verbose:
+        is_late = not self._console.is_terminal and time.monotonic() - self._printed_s >= SILENT_S
+        if self._verbose or is_late:
             self.note(f"  {text}")

@@ -28,6 +28,11 @@ def test_details_come_before_the_line_of_their_phase():
     assert len(printed(verbose=True)) == 3
 
 
+def test_the_log_of_a_long_phase_has_a_detail_now_and_then(monkeypatch):
+    monkeypatch.setattr("export.progress.SILENT_S", 0.0)
+    assert [line.split("s", 1)[1].strip() for line in printed(verbose=False)[:2]] == ["epoch 1 of 2", "epoch 2 of 2"]
+
+
 def test_a_phase_that_fails_is_not_done():
     out = io.StringIO()
     progress = Progress(Console(file=out))
