@@ -27,8 +27,9 @@ from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.interrupting import called_on_return
+from tests.processes import PROCESSES
 from tests.unit.tables.conftest import assert_answer, random_rows
-from tests.unit.tables.updating import PROCESSES, Log, committed, rocksdb_of, updating
+from tests.unit.tables.updating import Log, committed, rocksdb_of, updating
 from tests.waiting import until
 
 ROWS, WIDTH = 5000, 16

@@ -24,8 +24,9 @@ from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store import memory
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
+from tests.processes import PROCESSES
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.updating import PROCESSES, Log
+from tests.unit.tables.updating import Log
 from tests.waiting import until
 
 ROWS, WIDTH, RESIDENT = 5000, 16, 1000

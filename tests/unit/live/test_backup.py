@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import stat
 import threading
 from contextlib import closing
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +27,12 @@ from serving.live.writer import Writer
 from serving.stages.live.models import Observe
 from serving.stages.rules.applied import CURRENT_FILE
 from serving.stages.rules.applied import FOLDER as RULES
+from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.test_live_answers import event_inputs
 from tests.unit.live.twin import StateTwin, differences
+from tests.unit.live.writing import hold_open
 from tests.waiting import until
-
-FORKING = multiprocessing.get_context("fork")
 
 
 def run(*arguments: object) -> str:
@@ -134,19 +132,13 @@ def test_what_belongs_to_a_store_is_in_its_backup(writer, folder, tmp_path):
     assert files == expected
 
 
-def hold_open(folder: Path, opened: Connection) -> None:
-    with closing(Writer(folder, Layout(), KINDS.names)):
-        opened.send(True)
-        opened.recv()
-
-
 def test_a_store_that_a_process_uses_is_not_replaced(folder, tmp_path):
     with closing(Writer(folder, Layout(), KINDS.names)) as writer:
         writer.append(purchase(7, 1))
         back_up(folder, tmp_path / "backup")
         writer.append(purchase(7, 2))
-    ours, theirs = FORKING.Pipe()
-    process = FORKING.Process(target=hold_open, args=(folder, theirs))
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=hold_open, args=(folder, theirs))
     process.start()
     try:
         assert ours.recv()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import random
 import threading
 import time
@@ -13,54 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Producer
 
 from experiments.fault_backends import Broker
 from live.archive import read_log
-from live.consumer import EventConsumer
-from live.messages import MessageDecoder
-from serving.contract.tensors import OBSERVE, ContextColumn, make_live_specs
-from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import open_store
 from serving.live.writer import Writer
+from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, START_MS, purchase
+from tests.unit.live.consuming import TOPIC, consume_until_killed, consumer_of, make_message
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
 
-TOPIC = "events"
-CONTEXT = (ContextColumn("device", "string"), ContextColumn("floor", "integer"), ContextColumn("price", "continuous"))
-FORKING = multiprocessing.get_context("fork")
 PARTITIONS = 4  # of the mock's topics
-
-
-class MessageDouble:
-    """A message as a consumer gives it."""
-
-    def __init__(self, value: bytes | None, offset: int, partition: int = 0) -> None:
-        self._value, self._offset, self._partition = value, offset, partition
-
-    def value(self) -> bytes | None:
-        return self._value
-
-    def offset(self) -> int:
-        return self._offset
-
-    def partition(self) -> int:
-        return self._partition
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, START_MS
-
-
-def make_message(value: bytes | None, offset: int, partition: int = 0) -> Message:
-    return cast(Message, MessageDouble(value, offset, partition))
 
 
 @pytest.fixture
@@ -77,13 +47,6 @@ def broker():
 
 def is_beyond(folder: Path, sequence: int) -> bool:
     return last_sequence(folder) > sequence
-
-
-def consumer_of(writer: Writer, brokers: str = "") -> EventConsumer:
-    context = tuple(column.tensor for column in CONTEXT)
-    changes = ChangeAdmission({"item": {"price": "number"}, "user": {}}, {})
-    decoder = MessageDecoder(EventAdmission(KINDS, CONTEXT), changes, make_live_specs(context)[OBSERVE].inputs, writer.codes)
-    return EventConsumer(writer, decoder, brokers, TOPIC)
 
 
 @pytest.fixture
@@ -233,17 +196,12 @@ def last_sequence(folder: Path) -> int:
         return snapshot.read_progress().last_sequence
 
 
-def consume_until_killed(folder: Path, brokers: str) -> None:
-    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
-        consumer_of(writer, brokers).run(threading.Event())
-
-
 def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, broker):
     rng = random.Random(0)
-    Writer(folder, Layout(), KINDS.names).close()  # compiles the loops before processes are forked
+    Writer(folder, Layout(), KINDS.names).close()  # a store to read before the first process has opened it
     n_sent, each, kills = 0, 60, 5
     for _ in range(kills):
-        process = FORKING.Process(target=consume_until_killed, args=(folder, broker.address))
+        process = PROCESSES.Process(target=consume_until_killed, args=(folder, broker.address))
         process.start()
         before = last_sequence(folder)
         send(broker, range(n_sent, n_sent + each))

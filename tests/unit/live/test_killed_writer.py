@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-
-import numpy as np
-import pytest
 
 from serving.live.events import unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.writer import Writer
-from tests.unit.live.batches import KINDS, events
+from tests.processes import PROCESSES
 from tests.unit.live.twin import StateTwin, differences
+from tests.unit.live.writing import append_for_ever
 
-FORKING = multiprocessing.get_context("fork")
 KILLS = int(os.environ.get("LIVE_KILLS", "12"))  # a soak asks for more
-
-
-@pytest.fixture(autouse=True)
-def compiled(tmp_path):
-    """Compile the loops before processes are forked."""
-    writer = Writer(tmp_path / "compiling.live", Layout(), KINDS.names)
-    writer.append(events(np.random.default_rng(0), 10, ids=True))
-    writer.close()
-
-
-def append_for_ever(folder: Path, seed: int, acknowledged: Connection) -> None:
-    writer, rng = Writer(folder, Layout(), KINDS.names), np.random.default_rng(seed)
-    while True:
-        batch = events(rng, int(rng.integers(1, 40)), ids=True)
-        sequences = writer.append(batch)
-        acknowledged.send(list(zip(sequences.tolist(), batch.event_ids, strict=True)))
 
 
 def run_until_killed(folder: Path, seed: int, seconds: float) -> dict[int, bytes]:
     """Return what a writer acknowledged, sequence -> event id, until it was killed."""
-    receiving, sending = FORKING.Pipe(duplex=False)
-    process = FORKING.Process(target=append_for_ever, args=(folder, seed, sending))
+    receiving, sending = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=append_for_ever, args=(folder, seed, sending))
     process.start()
     sending.close()
     acknowledged = dict(receiving.recv())

@@ -28,8 +28,8 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from tests.interrupting import called_on_return
 from tests.unit.live.batches import purchase
+from tests.unit.live.consuming import consumer_of, make_message
 from tests.unit.live.redis_machines import PROJECT, Machine, machine
-from tests.unit.live.test_consumer import consumer_of, make_message
 from tests.unit.live.test_live_answers import answer
 from tests.unit.tables.redis_server import RedisServer
 from tests.waiting import until

@@ -30,9 +30,9 @@ from serving.stages.live.models import Observe, Upsert
 from tests.interrupting import called_on_return
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.conftest import Clock
+from tests.unit.live.consuming import consumer_of, make_message
 from tests.unit.live.learned import Generation
 from tests.unit.live.redis_machines import IDLE_DAYS, PROJECT, SESSION_HOURS, Machine, machine
-from tests.unit.live.test_consumer import consumer_of, make_message
 from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
 from tests.unit.tables.redis_server import RedisCluster

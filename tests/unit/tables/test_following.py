@@ -29,7 +29,7 @@ from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
 from tests.interrupting import called_on_return
 from tests.present import present
-from tests.unit.tables.updating import PROCESSES
+from tests.processes import PROCESSES
 
 KEYS = np.arange(4)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, count
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ from serving.tables.store.hits import WAYS
 from serving.tables.store.memory import PrivateBlock, SharedBlock
 from serving.tables.store.row_formats import RowCodec
 from tests.interrupting import Killed, free, interrupted_at, kill
-from tests.present import present
+from tests.processes import PROCESSES
 
 WIDTH = 4
 CODEC = RowCodec("fp32", WIDTH)
@@ -285,8 +284,10 @@ def check_after_death(table, before: np.ndarray, absent: np.ndarray, written: li
     return state
 
 
-def _write_for_ever(kind: str, path: Path) -> None:
+def write_for_ever(kind: str, path: Path, works: Event) -> None:
     table, rng = table_of(kind, 4 * WAYS, path), np.random.default_rng(os.getpid())
+    put(table, rng.integers(0, N_KEYS, 24), int(rng.integers(900)))
+    works.set()
     while True:
         put(table, rng.integers(0, N_KEYS, 24), int(rng.integers(900)))
 
@@ -295,14 +296,15 @@ def _write_for_ever(kind: str, path: Path) -> None:
 def test_processes_killed_while_they_write(kind, tmp_path):
     """SIGKILL at random moments: every row read is whole and its key's own, and the survivors can go on writing."""
     table = table_of(kind, 4 * WAYS, tmp_path / "block")
-    context = multiprocessing.get_context("fork")
     rng = np.random.default_rng(0)
     for _ in range(8):
-        writer = context.Process(target=_write_for_ever, args=(kind, tmp_path / "block"))
+        works = PROCESSES.Event()
+        writer = PROCESSES.Process(target=write_for_ever, args=(kind, tmp_path / "block", works))
         writer.start()
+        assert works.wait(60)
         for _ in range(int(rng.integers(50, 200))):
             check_rows(table)
-        os.kill(present(writer.pid), signal.SIGKILL)
+        writer.kill()
         writer.join()
         check_rows(table)
     put(table, [5], version=1)

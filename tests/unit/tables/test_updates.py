@@ -30,11 +30,11 @@ from serving.tables.updates import updater as updater_module
 from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
 from tests.present import present
+from tests.processes import PROCESSES
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.updating import (
     GROUP,
-    PROCESSES,
     ROWS,
     WIDTH,
     applied,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,10 +25,6 @@ from serving.tables.updates.updater import Updater
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 GROUP = name_consumer_group(socket.gethostname())
-
-# The imports of a reader and a writer are preloaded, because they take a spawned process a second.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__, "serving.tables.updates.applier"])
 
 
 @contextmanager

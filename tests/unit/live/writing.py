@@ -1,0 +1,27 @@
+"""Processes that write into a live store, for tests that kill them or use the store beside them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from serving.live.layout import Layout
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, events
+
+
+def hold_open(folder: Path, opened: Connection) -> None:
+    with closing(Writer(folder, Layout(), KINDS.names)):
+        opened.send(True)
+        opened.recv()
+
+
+def append_for_ever(folder: Path, seed: int, acknowledged: Connection) -> None:
+    writer, rng = Writer(folder, Layout(), KINDS.names), np.random.default_rng(seed)
+    while True:
+        batch = events(rng, int(rng.integers(1, 40)), ids=True)
+        sequences = writer.append(batch)
+        acknowledged.send(list(zip(sequences.tolist(), batch.event_ids, strict=True)))
