@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -13,19 +14,32 @@ import pytest
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from tests.repositories import copy_lean_repository
+from triton_recommender import Health
 from triton_recommender.testing import AsyncFakeRecommender
 
 ITEMS = [3, 1, 2]
 
 
+class FakeShop(AsyncFakeRecommender):
+    """is_asked_for_health: False to let a gateway start and stop though the test's server fails, hangs or is closed"""
+
+    is_asked_for_health = True
+
+    async def health(self) -> list[Health]:
+        return await super().health() if self.is_asked_for_health else []
+
+
 class Gateway:
-    """A gateway that a test asks. shop: the fake server behind it."""
+    """A gateway that a test asks. shop: the fake server behind it; opened: all that were made and not closed"""
+
+    opened: ClassVar[list[Gateway]] = []
 
     def __init__(self, repo: Path, handler=lambda query: ITEMS, tokens: dict[str, str] | None = None, **settings) -> None:
         patient = {"deadline_ms": 5_000.0}  # a busy machine keeps it
         self.repo = repo
-        self.shop = AsyncFakeRecommender(handler, context={"device": "BYTES", "temperature": "FP32"})
+        self.shop = FakeShop(handler, context={"device": "BYTES", "temperature": "FP32"})
         self.app = create_app(repo, self.shop, GatewaySettings(**patient | settings), tokens or {})
+        self.opened.append(self)
 
     def ask(self, method: str, path: str, **options) -> httpx.Response:
         return asyncio.run(self.ask_async(method, path, **options))
@@ -39,6 +53,24 @@ class Gateway:
         response = self.ask("GET", "/v1/recommendations", params=params)
         assert response.status_code == 200, response.text
         return response.json()
+
+    def close(self) -> None:
+        """Close what the app opened. FastAPI remembers the functions of its routes, so nothing else ever would."""
+        self.shop.is_asked_for_health = False
+
+        async def start_and_stop() -> None:
+            async with self.app.router.lifespan_context(self.app):
+                pass
+
+        asyncio.run(start_and_stop())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    """Close the gateways of a file's tests: each holds up to 64 files and two threads."""
+    yield
+    while Gateway.opened:
+        Gateway.opened.pop().close()
 
 
 @pytest.fixture(scope="session")
