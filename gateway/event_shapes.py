@@ -8,10 +8,20 @@ Gorse     {"FeedbackType": "click", "UserId": "7", "ItemId": "3", "Timestamp": "
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from gateway.faults import describe_fault
 from serving.live.admission import EARLIEST_MS
@@ -23,7 +33,36 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TIME = WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}, {"type": "null"}]})
 
-Value = str | int | float | None
+
+def refuse_what_is_no_id(value: Any) -> Any:
+    """Return an id, as a whole number where it is a float. Raises ValueError for another value, and for an empty text."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_id = value is None or (isinstance(value, str | int) and not isinstance(value, bool) and value != "")
+    if not is_id:  # pydantic takes a boolean for 0 or 1
+        raise ValueError("expected an id: a whole number, or a text that is not empty")
+    return value
+
+
+def refuse_what_is_no_number(value: Any) -> Any:
+    """Return a number, or a text to be read as one. Raises ValueError for a boolean, which pydantic takes for 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+def refuse_what_is_no_value(value: Any) -> Any:
+    """Return the value of a context column. Raises ValueError for a boolean, and for NaN and Infinity, which are not JSON."""
+    if isinstance(value, bool):
+        raise ValueError("expected a text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("expected a text or a finite number")
+    return value
+
+
+IS_ID = BeforeValidator(refuse_what_is_no_id)
+Number = Annotated[float | None, Field(allow_inf_nan=False), BeforeValidator(refuse_what_is_no_number)]
+Value = Annotated[str | int | float | None, BeforeValidator(refuse_what_is_no_value)]
 
 OTHER_METARANK = {  # Metarank's events that are no events here, and what to send instead
     "item": 'is a change of an item. Send its fields as an object, such as {"price": 9.5}, by PUT /v1/items/{id}',
@@ -41,13 +80,13 @@ class EventBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user: str | int | None = None
+    user: Annotated[str | int | None, IS_ID] = None
     session: str | None = Field(None, min_length=1, max_length=MOST_SESSION_CHARACTERS)
-    item: str | int
+    item: Annotated[str | int, IS_ID]
     event: str | None = None
     timestamp: Annotated[int | None, TIME] = None
     id: str | None = Field(None, max_length=256)
-    value: float | None = None
+    value: Number = None
     request_id: str | None = None
     context: dict[str, Value] = Field(default_factory=dict)
 
@@ -66,16 +105,6 @@ class EventBody(BaseModel):
             given = "neither user nor session is given" if self.user is None else "user and session are both given"
             raise ValueError(f"{given}; expected one of them")
         return self
-
-    @field_validator("user", "item", mode="before")
-    @classmethod
-    def _refuse_what_is_no_id(cls, value: Any) -> Any:
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        is_id = value is None or (isinstance(value, str | int) and not isinstance(value, bool) and value != "")
-        if not is_id:  # pydantic takes a boolean for 0 or 1
-            raise ValueError("expected an id: a whole number, or a text that is not empty")
-        return value
 
     @field_validator("timestamp")
     @classmethod
@@ -121,9 +150,9 @@ class MetarankEvent(BaseModel):
 
     event: Literal["interaction"]
     type: str
-    item: str | int
+    item: Annotated[str | int, IS_ID]
     timestamp: Annotated[str, Field(max_length=MOST_TIME_CHARACTERS)] | int | None = None
-    user: str | int | None = None
+    user: Annotated[str | int | None, IS_ID] = None
     session: str | None = None
     id: str | None = None
     ranking: str | None = None
@@ -154,7 +183,7 @@ class GorseFeedback(BaseModel):
     UserId: str
     ItemId: str
     Timestamp: str | None = None
-    Value: float | None = None
+    Value: Number = None
     Comment: str | None = None
 
     def read(self) -> EventBody:

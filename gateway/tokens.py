@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from serving.contract.errors import ConfigError
@@ -19,7 +20,7 @@ def new_token(file: Path, name: str) -> str:
     """Add a new token's hash to a file, and return the token, which is stored nowhere. Raises ConfigError."""
     if not name.isidentifier():
         raise ConfigError(f"The name {name!r} is not usable; expected letters, digits and _, such as shop.")
-    text = _read_text(file) if file.exists() else ""
+    text = _read_own_text(file) if file.exists() else ""
     if name in _parse_tokens(file, text).values():
         raise ConfigError(f"{file} has a token called {name} already. Choose another name, or remove its line to revoke it.")
     token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -40,9 +41,26 @@ def read_tokens(file: Path) -> dict[str, str]:
     return tokens
 
 
+def _read_own_text(file: Path) -> str:
+    """Return the text of a file. Raises ConfigError where other users may read or change it: who can add a line has a token."""
+    text, mode = _read_text(file), stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"{file} has mode {mode:04o}; expected 0600, so that other users can neither read nor change it. "
+            f"Look for lines that are not yours, and run `chmod 600 {file}`."
+        )
+    return text
+
+
 def _read_text(file: Path) -> str:
     try:
         return file.read_text()
+    except IsADirectoryError as error:
+        raise ConfigError(f"{file} is a folder; expected a file, such as {file / 'tokens.txt'}.") from error
+    except PermissionError as error:
+        raise ConfigError(
+            f"{file} cannot be read: permission denied. Run the command as the user who owns it, or make this user its owner."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}. Make it with `python -m gateway token`.") from error
 

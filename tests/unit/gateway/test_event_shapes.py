@@ -63,9 +63,12 @@ def test_a_list_may_mix_the_shapes(gateway):
         (METARANK | {"user": None, "session": None}, "Neither user nor session is given"),
         (METARANK | {"fields": [{"value": 1}]}, "fields.0.name"),
         (METARANK | {"label": 1}, "label"),
+        (METARANK | {"user": True}, "user is True"),
+        (METARANK | {"item": False}, "item is False"),
         ({name: value for name, value in GORSE.items() if name != "ItemId"}, "ItemId"),
         (GORSE | {"Timestamp": "yesterday"}, "timestamp"),
         (GORSE | {"Labels": []}, "Labels"),
+        (GORSE | {"Value": True}, "Value is True"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(gateway, body, field):
@@ -74,6 +77,27 @@ def test_a_field_that_is_wrong_is_named(gateway, body, field):
     assert response.status_code == 400
     assert field in response.json()["error"]["message"]
     assert door.shop.events == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ('"value": true', "value is True; expected a number."),
+        ('"value": NaN', "value is nan; expected a finite number."),
+        ('"value": -Infinity', "value is -inf; expected a finite number."),
+        ('"value": 1e999', "value is inf; expected a finite number."),
+        ('"value": "NaN"', "value is 'NaN'; expected a finite number."),
+        ('"context": {"temperature": NaN}', "context.temperature is nan; expected a text or a finite number."),
+        ('"context": {"device": false}', "context.device is False; expected a text or a number."),
+    ],
+)
+def test_what_is_no_number_is_refused_and_the_other_events_count(gateway, fields, said):
+    door = gateway()
+    body = f'[{{"user": 7, "item": 3, {fields}}}, {{"user": 7, "item": 4, "value": "2.5"}}]'
+    refused, accepted = door.ask("POST", "/v1/events", content=body).json()["results"]
+    assert refused["error"] == {"code": "INVALID_ARGUMENT", "message": said}
+    assert accepted["sequence"] == 1
+    assert [event.value for event in door.shop.events] == [2.5]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -81,7 +85,7 @@ def test_a_token_is_kept_as_a_hash_alone_and_by_its_owner_alone(tmp_path):
 
 def test_the_last_token_may_be_revoked_and_another_made(tmp_path):
     file = tmp_path / "tokens.txt"
-    file.touch()
+    file.touch(mode=0o600)
     with pytest.raises(ConfigError, match="holds no token"):
         read_tokens(file)
     new_token(file, "shop")
@@ -97,6 +101,41 @@ def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, said):
         read_tokens(tmp_path / "tokens.txt")
     with pytest.raises(ConfigError, match="cannot be written"):
         new_token(tmp_path / "nowhere" / "tokens.txt", "shop")
+
+
+def test_a_file_of_tokens_that_others_may_read_or_change_gets_no_further_one(tmp_path):
+    file = tmp_path / "tokens.txt"
+    new_token(file, "shop")
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=f"has mode 0640; expected 0600.* run `chmod 600 {file}`"):
+        new_token(file, "mail")
+    file.chmod(0o600)
+    new_token(file, "mail")
+
+
+def test_a_folder_in_place_of_a_file_of_tokens_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder; expected a file, such as {tmp_path}/tokens.txt"):
+        new_token(tmp_path, "shop")
+
+
+NOBODY = """
+import os
+from pathlib import Path
+from gateway.tokens import new_token
+
+if os.getuid() == 0:  # who may read everything
+    os.setuid(65534)
+new_token(Path("tokens.txt"), "mail")
+"""
+
+
+def test_a_file_of_tokens_that_cannot_be_read_is_named_with_the_remedy(tmp_path):
+    new_token(tmp_path / "tokens.txt", "shop")
+    (tmp_path / "tokens.txt").chmod(0)
+    tmp_path.chmod(0o755)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run([sys.executable, "-c", NOBODY], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert "ConfigError: tokens.txt cannot be read: permission denied. Run the command as the user who owns it" in ended.stderr
 
 
 def test_a_body_that_is_too_large_or_comes_in_chunks_is_refused(gateway):
