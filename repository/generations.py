@@ -10,15 +10,18 @@ Generation g is version g of every model. Two settings in the configs on disk se
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from repository.challenger import read_challengers, remove_challenger
 from repository.lock import hold_publication_lock
 from repository.models import Model, read_repository, write_config
-from serving.contract.artifacts import MANIFEST_FILE
-from serving.contract.errors import ConfigError
+from serving.contract.artifacts import MANIFEST_FILE, read_json
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
+
+SEALED = "sealed_s"  # key of a generation's manifest: when it was written, just before the publication, unix seconds
 
 
 def list_published_generations(repo: Path) -> tuple[int, ...]:
@@ -35,9 +38,21 @@ def find_newest(repo: Path) -> tuple[int, float] | None:
     folders = {int(path.name): path for path in (repo / ENSEMBLE).glob("*") if path.name.isdecimal()}
     try:
         newest = max(folders)
-        return newest, (folders[newest] / MANIFEST_FILE).stat().st_mtime
+        return newest, read_published_s(folders[newest])
     except (ValueError, FileNotFoundError):  # without a generation, or while its folder is removed
         return None
+
+
+def read_published_s(folder: Path) -> float:
+    """Return when a generation was published, unix seconds. folder: its version folder of the ensemble
+
+    It is what the manifest states. One of an older version states nothing, and one that is damaged cannot be read: then it is
+    the time of the file, which a copy or a restored backup may have changed. Raises FileNotFoundError.
+    """
+    with suppress(ArtifactError):
+        if isinstance(stated := read_json(folder, MANIFEST_FILE).get(SEALED), int | float):
+            return stated
+    return (folder / MANIFEST_FILE).stat().st_mtime
 
 
 def pin(repo: Path, generation: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from repository.config import (
     make_stage_config,
     read_layout,
 )
-from repository.generations import list_published_generations, write_pins
+from repository.generations import SEALED, list_published_generations, write_pins
 from repository.lock import hold_publication_lock
 from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
 from repository.models import read_config, refuse_unservable_path, write_config
@@ -172,14 +173,15 @@ class Staging:
             write_manifest(self.folder(name), stage=name, generation=self.generation)
 
     def seal(self, facts: dict[str, Any]) -> None:
-        """Write the generation's manifest: `facts`, and its stages.
+        """Write the generation's manifest: `facts`, its stages, and the moment.
 
         The code of all stages is copied beside it, so that `make check` can answer recorded requests as this generation does.
         """
         copy_serving_code(self.folder(ENSEMBLE), (PIPELINE,))
         forbid_caches(self.folder(ENSEMBLE))
         digests = {name: compute_sha256(self.folder(name) / MANIFEST_FILE) for name in (*STAGES, *LIVE_MODELS)}
-        write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
+        stated = {"generation": self.generation, SEALED: round(time.time(), 3), "stages": digests}
+        write_manifest(self.folder(ENSEMBLE), **stated, **facts)
 
     def publish(
         self,

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from repository.generations import list_published_generations
+from repository.generations import SEALED, list_published_generations, read_published_s
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.generations import read_pinned_generation
@@ -34,7 +34,7 @@ REASON = "reason"  # key of a manifest: why `follow` published the generation
 SERVER = "server"  # author of what a server does by itself
 CUT_VALUES = ("true", "false", "null", "NaN", "-Infinity", "Infinity", ".", "e-", "e+")  # their beginnings are no JSON
 # Keys of a manifest that differ between any two generations and say nothing about what they are like
-NOT_COMPARED = ("stages", "generation", "schema", REASON, "reports.preprocess_replay", "reports.onnx_parity")
+NOT_COMPARED = ("stages", "generation", "schema", SEALED, REASON, "reports.preprocess_replay", "reports.onnx_parity")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def record_late(repo: Path, generations: Iterable[int]) -> None:
     published, recorded = set(list_published_generations(repo)), find_recorded(read_acts(repo))
     for generation in sorted(published.intersection(generations) - recorded.keys()):
         try:
-            facts, published_s = read_published_facts(repo, generation), read_published_s(repo, generation)
+            facts, published_s = read_published_facts(repo, generation), find_published_s(repo, generation)
         except ArtifactError as error:
             log.warning("the record will lack generation %d: %s", generation, error)
             continue
@@ -213,15 +213,15 @@ def list_generations(repo: Path) -> list[Entry]:
     for generation in sorted({*published, *recorded}):
         removed = generation not in published
         manifest = recorded[generation].facts if removed else read_manifest(repo, generation)
-        published_s = recorded[generation].time_s if removed else read_published_s(repo, generation)
+        published_s = recorded[generation].time_s if removed else find_published_s(repo, generation)
         entries.append(describe_generation(generation, pinned, acts, manifest, before or manifest, published_s, removed))
         before = manifest
     return entries
 
 
-def read_published_s(repo: Path, generation: int) -> int:
-    """Return when a generation was published that is not removed, unix seconds."""
-    return int((find_stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
+def find_published_s(repo: Path, generation: int) -> int:
+    """Return when a generation was published that is not removed, in whole unix seconds (see `read_published_s`)."""
+    return int(read_published_s(find_stage_folder(repo, ENSEMBLE, generation)))
 
 
 def find_recorded(acts: list[Act]) -> dict[int, Act]:

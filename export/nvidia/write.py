@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from export.settings import Settings
 from hps_config.reader import read_ps_json
 from repository.code import copy_serving_code
 from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, make_stage_config
+from repository.generations import SEALED
 from repository.model_files import forbid_caches, write_warmup
 from repository.models import write_config
 from repository.recorded import RECORDED_FILE, read_recorded
@@ -234,6 +236,7 @@ class Writer:
             "profile": PROFILE_NAME,
             PROFILE_NAME: self.merlin.model_dump(mode="json"),
             "stages": digests,
+            SEALED: round(time.time(), 3),
             "gpu_memory_bytes": self._plan_gpu_memory(),
         }
         write_manifest(version, **facts)

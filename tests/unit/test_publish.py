@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -66,6 +67,7 @@ def test_a_generation_is_whole_and_verified(tmp_path):
     facts = verify_manifest(repository / ENSEMBLE / "1")
     assert facts["dataset"] == "none"
     assert facts["stages"].keys() == {*STAGES, *LIVE_MODELS}
+    assert facts["sealed_s"] == pytest.approx(time.time(), abs=60)
     for name in STAGES:
         manifest = verify_manifest(repository / name / "1")
         assert "model.py" in manifest["files"]

@@ -60,6 +60,20 @@ def test_generations_are_listed_with_what_answers_and_their_log(repo):
     assert "…" not in narrow
 
 
+def test_a_copied_repository_shows_when_its_generations_were_published(repo):
+    published_s = [entry.published_s for entry in list_generations(repo)]
+    paths = [repo / ENSEMBLE / generation / MANIFEST_FILE for generation in ("1", "2")]
+    for path in paths:
+        os.utime(path, (1_000, 1_000))
+    assert [entry.published_s for entry in list_generations(repo)] == published_s
+    assert min(published_s) > 1_700_000_000
+    manifest = json.loads(paths[0].read_text())
+    del manifest["sealed_s"]  # as an older version wrote it
+    paths[0].write_text(json.dumps(manifest))
+    os.utime(paths[0], (2_000, 2_000))
+    assert list_generations(repo)[0].published_s == 2_000
+
+
 def test_tables_in_a_file_or_a_pipe_keep_every_cell_in_one_piece(repo):
     name = "a-data-set-whose-name-alone-takes-more-than-half-of-eighty-characters"
     path = repo / ENSEMBLE / "2" / MANIFEST_FILE

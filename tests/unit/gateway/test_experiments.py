@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import shutil
 import time
@@ -262,10 +263,11 @@ def test_the_metrics_say_when_the_newest_generation_was_published(tried):
         page = tried.door.ask("GET", "/metrics").text
         return [line for line in page.splitlines() if line.startswith("gateway_newest_generation_timestamp_seconds{")]
 
-    os.utime(tried.repo / ENSEMBLE / "1" / MANIFEST_FILE, (1_000, 1_000))
+    manifest = tried.repo / ENSEMBLE / "1" / MANIFEST_FILE
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sealed_s": 1_000.0}))
     assert read_newest() == ['gateway_newest_generation_timestamp_seconds{generation="1"} 1000.0']
     (tried.repo / ENSEMBLE / "12").mkdir()
-    (tried.repo / ENSEMBLE / "12" / MANIFEST_FILE).touch()
+    (tried.repo / ENSEMBLE / "12" / MANIFEST_FILE).write_text("{}")  # as an older version wrote it: the file has the time
     os.utime(tried.repo / ENSEMBLE / "12" / MANIFEST_FILE, (2_000, 2_000))
     assert read_newest() == ['gateway_newest_generation_timestamp_seconds{generation="12"} 2000.0']
     shutil.rmtree(tried.repo / ENSEMBLE)
