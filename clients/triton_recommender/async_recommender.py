@@ -146,7 +146,11 @@ class AsyncRecommender(SharedClient):
         await self.close()
 
     async def _describe(self, model: str) -> ModelDescription:
-        """Return a model's description. Calls that need it at the same time share one reading, whatever their deadlines."""
+        """Return a model's description. Calls that need it at the same time share one reading, whatever their deadlines.
+
+        Every call begins with it, so it refuses a closed client even where a cache would answer.
+        """
+        self._endpoints.require_open()
         if (known := self.models.get(model)) is not None:
             return known
         reading = self._readings.get(model)

@@ -190,6 +190,8 @@ class Recommender(SharedClient):
         self.close()
 
     def _describe(self, model: str) -> ModelDescription:
+        """Return a model's description. Every call begins with it, so it refuses a closed client even where a cache answers."""
+        self._endpoints.require_open()
         known = self.models.get(model)
         if known is None:
             known = self.models[model] = self._transport.describe(model, self.timeouts.connect)

@@ -6,15 +6,17 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import triton_recommender
 from tests.unit.clients.conftest import ANSWER
 from tests.waiting import until
-from triton_recommender import AsyncRecommender, InvalidRequest, Recommender
+from triton_recommender import AsyncRecommender, InvalidRequest, MemoryCache, Recommender
 
 FORK = """
 import os, sys
@@ -37,21 +39,33 @@ def test_a_forked_process_has_connections_of_its_own(http):
     assert len(set(http.connections)) == 2
 
 
+def list_calls(shop: Recommender | AsyncRecommender) -> list[Callable[[], Any]]:
+    return [
+        lambda: shop.recommend(1),
+        lambda: shop.recommend_many([1, 2]),
+        lambda: shop.observe(1, 2),
+        lambda: shop.upsert("item", 2, {"price": 1.0}),
+        shop.signature,
+        shop.health,
+    ]
+
+
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_closed_client_refuses_calls(protocol, server, http):
-    url = {"grpc": server.url, "http": http.url}[protocol]
-    with Recommender(url, timeouts=20.0) as shop:
+def test_a_closed_client_refuses_calls(protocol, cached, server, http):
+    url, cache = {"grpc": server.url, "http": http.url}[protocol], MemoryCache() if cached else None
+    with Recommender(url, timeouts=20.0, cache=cache) as shop:
         assert shop.recommend(1) == ANSWER
     shop.close()
-    for call in (lambda: shop.recommend(1), shop.health):
+    for call in list_calls(shop):
         with pytest.raises(InvalidRequest, match="The client is closed"):
             call()
 
     async def call_closed() -> None:
-        async with AsyncRecommender(url, timeouts=20.0) as shop:
+        async with AsyncRecommender(url, timeouts=20.0, cache=cache) as shop:
             assert await shop.recommend(1) == ANSWER
         await shop.close()
-        for call in (lambda: shop.recommend(1), shop.health):
+        for call in list_calls(shop):
             with pytest.raises(InvalidRequest, match="The client is closed"):
                 await call()
 
