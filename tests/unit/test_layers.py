@@ -219,6 +219,7 @@ def test_the_readme_is_short():
 def test_the_glossary_is_short():
     rows = re.findall(r"^\| .+ \|$", (PROJECT / "docs" / "glossary.md").read_text(), re.MULTILINE)
     assert 1 < len(rows) <= 1 + 20  # a heading and the terms
+    assert [row for row in rows if "," in row.split("|")[1]] == []  # one term a row
 
 
 def test_the_readme_has_no_blanks_left():
