@@ -31,6 +31,7 @@ from server.ports import find_free_port
 from server.processes import SHM_DIR, find_members, find_server_members
 from server.state import ServerState, read_known_servers
 from serving.live.store import find_live_folder
+from serving.stages.live.measurements import PREFIX, SILENT
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_fused_repository
 from tests.server.gateways import USER
@@ -204,8 +205,9 @@ def test_messages_wait_for_a_broker_that_is_paused_or_killed(shop, broker):
         return ids.count(event_id.encode()) == 1
 
     def is_reported_down() -> bool:
-        url = f"http://127.0.0.1:{shop.state.ports.metrics}/metrics"
-        return any(name.endswith("kafka_broker_down") and value == 1 for (name, _), value in read_samples(url).items())
+        samples = read_samples(f"http://127.0.0.1:{shop.state.ports.metrics}/metrics")
+        values = {name: value for (name, _), value in samples.items()}
+        return values.get(f"{PREFIX}_kafka_broker_down") == 1 and values.get(f"{PREFIX}_{SILENT}", -1) >= 0
 
     send("kafka-before")
     shop.wait(lambda: is_logged("kafka-before"))
