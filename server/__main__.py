@@ -14,7 +14,7 @@ from repository.generations import list_published_generations, pin
 from repository.models import check_backends, hash_manifest, read_repository
 from repository.registry import SERVER, record_act
 from server import control, experiment, gateway, rules, watch
-from server.challenger_files import drop_missing_challenger
+from server.challenger_files import drop_damaged_challenger
 from server.condition import examine, list_start_warnings
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
@@ -181,13 +181,13 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
             typer.echo(f"already running: {_describe(running)}")
             return running
         settings |= running.settings  # a server that cannot move is restarted with its settings
-    generation, damage = _choose_generation(repo)
     if running and fault:
         settings = running.settings | {name: value for name, value in requested.items() if value is not None}
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
     server.check_settings()
-    if left_out := drop_missing_challenger(repo):
-        typer.echo(f"note: {left_out}", err=True)
+    if left_out := drop_damaged_challenger(repo):  # before the models are read: without its folder, they cannot be
+        typer.echo(f"WARNING: {left_out}.", err=True)
+    generation, damage = _choose_generation(repo)
     if running and fault:
         typer.echo(f"starting again: {fault}: {_describe(running)}")
     if running:

@@ -20,22 +20,33 @@ from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 
 
-def drop_missing_challenger(repo: Path) -> str:
-    """Keep a challenger whose files are gone out of the next start, which would fail. Return what was done, "" for nothing.
+def drop_damaged_challenger(repo: Path) -> str:
+    """Keep a challenger with damaged or missing files out of the next start, which would fail, and roll its experiment back.
 
-    Raises RecommenderError or OSError.
+    Return what was done, "" for nothing. Raises RecommenderError or OSError where the repository cannot be written.
     """
-    folders = {generation: find_stage_folder(repo, ENSEMBLE, generation) for generation in read_challengers(repo)}
-    missing = {generation: f"{folder} is missing" for generation, folder in folders.items() if not folder.is_dir()}
-    if not missing:
+    challengers = read_challengers(repo)
+    if not challengers or not (reason := _find_damage(repo, generation := challengers[0])):
         return ""
-    [(generation, reason)] = missing.items()
-    experiment, ended = find_running(repo), ""
-    if experiment and experiment.challenger == generation:
-        end_experiment(repo, reason, state="rolled back", judged=experiment)
-        ended = f", and its experiment {experiment.name} is rolled back"
+    try:
+        experiment = find_running(repo)
+        if experiment and experiment.challenger == generation:
+            end_experiment(repo, reason, state="rolled back", judged=experiment)
+            ended = f" Its experiment {experiment.name} is rolled back."
+        else:
+            ended = ""
+    except (RecommenderError, OSError) as error:  # such as damage of the champion, too; the challenger must not load
+        ended = f" Its experiment is not rolled back: {error}"
     drop_challenger(repo)
-    return f"the challenger, generation {generation}, is left out{ended}: {reason}"
+    return (
+        f"{reason}. So the challenger, generation {generation}, is left out.{ended} To test it again, put its files back as "
+        "they were published, and start another experiment"
+    )
+
+
+def _find_damage(repo: Path, generation: int) -> str:
+    folder = find_stage_folder(repo, ENSEMBLE, generation)
+    return ArtifactCheck(repo, generation).read_all() if folder.is_dir() else f"{folder} is missing"
 
 
 class ChallengerFiles:

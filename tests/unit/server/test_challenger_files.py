@@ -21,13 +21,13 @@ from repository.generations import write_pins
 from repository.models import read_repository
 from repository.registry import read_acts
 from server.challenger import load_challenger, unload_challenger
-from server.challenger_files import ChallengerFiles, drop_missing_challenger
+from server.challenger_files import ChallengerFiles, drop_damaged_challenger
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import copy_generation, copy_lean_repository, copy_small_fused_repository
+from tests.repositories import copy_generation, copy_lean_repository, copy_small_fused_repository, copy_to_change
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
 
@@ -224,17 +224,18 @@ def test_an_experiment_is_followed_once_the_repository_can_be_read(state):
 def test_a_start_leaves_out_a_challenger_whose_generation_was_removed(tmp_path, layout, runs):
     """In the fused layout, no command could read the repository any more. runs: whether its experiment has begun"""
     repo = (copy_lean_repository if layout == "ensemble" else copy_small_fused_repository)(tmp_path / "repo")
-    shutil.copytree(repo / ENSEMBLE / "1", repo / ENSEMBLE / "2")
+    for folder in repo.glob("*/1"):
+        copy_to_change(folder, folder.with_name("2"))
     write_challenger(repo, 2)
-    assert drop_missing_challenger(repo) == ""
+    assert drop_damaged_challenger(repo) == ""
     if runs:
         start_experiment(repo, Experiment("spring", 1, 2, 0.5))
     shutil.rmtree(repo / ENSEMBLE / "2")
     if layout == "fused":
         with pytest.raises(ArtifactError, match=r"challenger has no version to load: .* python -m server experiment stop"):
             read_repository(repo)
-    said = drop_missing_challenger(repo)
-    assert said.startswith("the challenger, generation 2, is left out")
-    assert (", and its experiment spring is rolled back" in said) == runs
+    said = drop_damaged_challenger(repo)
+    assert said.startswith(f"{repo / ENSEMBLE / '2'} is missing. So the challenger, generation 2, is left out.")
+    assert ("Its experiment spring is rolled back." in said) == runs
     assert (read_challengers(repo), find_running(repo)) == ((), None)
     assert CHALLENGER not in {model.name for model in read_repository(repo)}

@@ -14,12 +14,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from repository.challenger import write_challenger
-from repository.experiments import find_experiment_folder
-from repository.generations import pin
+from repository.experiments import find_experiment_folder, start_experiment
+from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE
 from repository.registry import read_acts
 from server import __main__ as commands
 from server import experiment, health
+from server.challenger import find_loaded_challengers
 from server.control import WATCH_MODULE, find_running_servers, stop_server
 from server.generations import find_served_generation
 from server.ports import Ports, find_free_ports
@@ -31,7 +32,7 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository
+from tests.repositories import copy_generation, copy_lean_repository, copy_small_fused_repository, copy_to_change
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
@@ -223,6 +224,66 @@ def test_a_start_leaves_a_damaged_generation_for_the_newest_intact_one(is_writab
         assert str(path) in act.reason
     else:
         assert result.stderr.count("cannot be written") == 2  # the pin and the record
+
+
+def cut_short(repo: Path) -> Path:
+    path = repo / "retrieve" / "2" / "item_vectors.npy"
+    path.write_bytes(path.read_bytes()[:-8])
+    return path
+
+
+def remove_stage(repo: Path) -> Path:
+    shutil.rmtree(repo / "rank" / "2")
+    return repo / "rank" / "2"
+
+
+def remove_ensemble(repo: Path) -> Path:
+    shutil.rmtree(repo / ENSEMBLE / "2")
+    return repo / ENSEMBLE / "2"
+
+
+@pytest.mark.parametrize("spoil", [lambda repo: damage(repo, 2), cut_short, remove_stage, remove_ensemble])
+def test_a_start_leaves_out_a_challenger_with_damaged_files(spoil, tmp_path, start):
+    repo, ports = copy_lean_repository(tmp_path / "shop"), find_free_ports()
+    copy_generation(repo)
+    write_challenger(repo, 2)
+    write_pins(repo, 1)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    path = spoil(repo)
+    result = start(repo, ports)
+    assert result.stderr.startswith(f"WARNING: {path}")
+    assert "So the challenger, generation 2, is left out. Its experiment spring is rolled back. To test it" in result.stderr
+    url = present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url
+    assert (find_served_generation(url), find_loaded_challengers(url)) == (1, [])
+    told = CliRunner().invoke(experiment.app, ["status", "--repo", str(repo)], catch_exceptions=False).output
+    assert told.startswith("spring: rolled back, ab, generation 2 beside 1, share 0.0%")
+    assert f"; {path}" in told
+    assert (read_acts(repo)[-1].action, read_acts(repo)[-1].generation) == ("rolled back", 2)
+
+
+def test_a_fused_repository_starts_without_a_challenger_that_was_removed(tmp_path, start):
+    repo, ports = copy_small_fused_repository(tmp_path / "shop"), find_free_ports()
+    shutil.copytree(repo / ENSEMBLE / "1", repo / ENSEMBLE / "2")
+    write_challenger(repo, 2)
+    path = remove_ensemble(repo)
+    assert start(repo, ports).stderr.startswith(f"WARNING: {path} is missing. So the challenger, generation 2, is left out.")
+    assert find_served_generation(present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url) == 1
+
+
+def test_a_damaged_challenger_beside_a_damaged_champion_is_left_out(tmp_path, start):
+    """The champion says where experiments are, so that this one cannot be rolled back."""
+    repo, ports = copy_lean_repository(tmp_path / "shop"), find_free_ports()
+    copy_generation(repo)
+    for model in repo.glob("*/1"):
+        copy_to_change(model, model.with_name("3"))
+    write_challenger(repo, 2)
+    write_pins(repo, 1)
+    damage(repo, 2)
+    (repo / "preprocess" / "1" / "stage.json").write_text("{")
+    result = start(repo, ports)
+    assert "is left out. Its experiment is not rolled back: " in result.stderr
+    url = present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url
+    assert (find_served_generation(url), find_loaded_challengers(url)) == (3, [])
 
 
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
