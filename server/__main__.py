@@ -22,6 +22,7 @@ from server.generations import find_pinned_generation, find_served_generation
 from server.health import is_ready, wait_ready
 from server.integrity import ArtifactCheck, find_other_intact
 from server.launcher import READY_TIMEOUT_S, TritonServer
+from server.live_status import describe_redis_and_kafka
 from server.lock import hold_start_lock
 from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
@@ -260,6 +261,8 @@ def status(grpc_port: OneServer = None) -> None:
         ran = is_running(state.pid, state.tag)
         typer.echo(f"{'running' if ran else 'ended'}: {_describe(state)}  log {state.log}")
         typer.echo(f"  FAILS: {condition}. {_describe_restart(state)}" if condition.fault else f"  {condition}")
+        for line in describe_redis_and_kafka(state, RUN_DIR) if ran else ():  # answers go on without them, so no fault
+            typer.echo(f"  {line}")
     for path in find_unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; no command can find the server it was written for.", err=True)
     if not states:

@@ -17,7 +17,7 @@ import psutil
 from server import processes, supervisor
 from server.state import ServerState
 from server.supervised import start_supervised
-from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
+from serving.contract.artifacts import StageInfo, find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import OBSERVE
 from serving.stages.live.models import LiveSettings
@@ -46,20 +46,32 @@ def _find_unsupervised(commands: dict[str, list[str]], running: list[psutil.Proc
 
 def list_commands(state: ServerState) -> dict[str, list[str]]:
     """Return the command of each helper by its name; none for a repository without `observe`."""
-    generation = state.generation
-    try:
-        folder = find_stage_folder(state.repo, OBSERVE, generation)
-        info = read_stage(folder)
-        settings = make_stage_settings(folder, info, LiveSettings)
-    except ArtifactError:
+    found = read_settings(state)
+    if found is None:
         return {}
+    info, settings = found
     common = ["--repo", str(state.repo), "--tag", state.tag]
     commands = {"maintain": ["maintain", *common]}
     if settings.brokers:
-        commands["consume"] = ["consume", str(generation), *common]
+        commands["consume"] = ["consume", str(state.generation), *common]
     if info.live_redis:
-        commands["share"] = ["share", str(generation), *common]
+        commands["share"] = ["share", str(state.generation), *common]
     return commands
+
+
+def read_settings(state: ServerState) -> tuple[StageInfo, LiveSettings] | None:
+    """Return what the served generation says of its live store; None for a repository without `observe`."""
+    try:
+        folder = find_stage_folder(state.repo, OBSERVE, state.generation)
+        info = read_stage(folder)
+        return info, make_stage_settings(folder, info, LiveSettings)
+    except ArtifactError:
+        return None
+
+
+def make_log_path(state: ServerState, run_dir: Path, name: str) -> Path:
+    """Return the log of a helper. name: of the helper"""
+    return run_dir / "logs" / f"live-{name}-{state.ports.grpc}.log"
 
 
 def find_helpers(tag: str) -> list[psutil.Process]:
@@ -76,5 +88,5 @@ def runs(process: psutil.Process, command: list[str]) -> bool:
 
 
 def _start(state: ServerState, run_dir: Path, name: str, command: list[str]) -> None:
-    log_path = run_dir / "logs" / f"live-{name}-{state.ports.grpc}.log"
-    start_supervised(log_path, ["-m", MODULE, *command], every_s=MAINTAIN_EVERY_S if name == "maintain" else None)
+    every_s = MAINTAIN_EVERY_S if name == "maintain" else None
+    start_supervised(make_log_path(state, run_dir, name), ["-m", MODULE, *command], every_s=every_s)

@@ -1,0 +1,118 @@
+"""`server status` says of Redis and Kafka, where the live settings name them, whether they are reachable and how far behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from server import __main__ as commands
+from server import live_helpers
+from server.ports import find_free_ports
+from server.state import ServerState
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.tensors import OBSERVE
+from tests.pages import serve_page
+from tests.repositories import copy_lean_repository
+from tests.tags import draw_tag, run_tagged
+
+KAFKA, REDIS = "Kafka at broker:9092, topic shop", "Redis at one:6379,two:6379"
+WELL = {"kafka_broker_down": 0, "kafka_topic_missing": 0, "kafka_lag": 0, "kafka_silent_seconds": 1.5}
+WELL |= {"redis_down": 0, "redis_lag": 0, "redis_deferred": 0}
+
+
+def name_in_settings(repo: Path) -> None:
+    """Let the live settings of generation 1 name Redis and Kafka."""
+    path = find_stage_folder(repo, OBSERVE, 1) / "stage.json"
+    facts = json.loads(path.read_text())
+    facts["settings"] |= {"brokers": "broker:9092", "topic": "shop"}
+    path.write_text(json.dumps(facts | {"live_redis": "one:6379,two:6379"}))
+
+
+Told = Callable[[dict[str, float]], list[str]]
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch) -> Iterator[Told]:
+    """told(values) -> what `server status` says of Redis and Kafka while the server's metrics page has these values."""
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    repo, values, tag = copy_lean_repository(tmp_path / "repo"), dict[str, float](), draw_tag()
+    name_in_settings(repo)
+
+    def render() -> bytes:
+        labels = '{instance="observe_0_0",version="1"}'
+        lines = [f"recommender_live_{name}{labels} {value}" for name, value in values.items()]
+        lines += ['recommender_live_kafka_lag{instance="observe_0_0",version="7"} 99', ""]  # of another generation
+        return "\n".join(lines).encode()
+
+    def tell(now: dict[str, float]) -> list[str]:
+        values.clear()
+        values.update(now)
+        lines = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output.splitlines()
+        return [line.strip() for line in lines if " Kafka at " in line or " Redis at " in line]
+
+    with serve_page(render) as url, run_tagged(tag) as server:
+        ports = replace(find_free_ports(), metrics=int(url.rpartition(":")[2]))
+        state = ServerState(server.pid, tag, repo, tmp_path / "log", ports, generation=1)
+        state.save(tmp_path)
+        commands_of_helpers = live_helpers.list_commands(state)  # each ends with the tag, which run_tagged adds
+        supervisor = ["-m", "server.supervisor", str(tmp_path), "python", "-m", live_helpers.MODULE]
+        with (
+            run_tagged(tag, *supervisor, *commands_of_helpers["consume"][:-1]),
+            run_tagged(tag, *supervisor, *commands_of_helpers["share"][:-1]),
+        ):
+            yield tell
+
+
+def test_each_is_reachable_and_so_many_behind(told):
+    assert told(WELL) == [f"{KAFKA}: reachable, 0 messages behind", f"{REDIS}: reachable, 0 events behind"]
+    behind = told(WELL | {"kafka_lag": 1200, "redis_lag": 7})
+    assert behind == [f"{KAFKA}: reachable, 1,200 messages behind", f"{REDIS}: reachable, 7 events behind"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kafka_broker_down": 1, "kafka_lag": 3}, f"{KAFKA}: not reachable, so messages wait; 3 were waiting when it last"),
+        ({"kafka_topic_missing": 1}, f"{KAFKA}: reachable, but it does not have the topic. Create it"),
+        ({"kafka_silent_seconds": 300}, f"{KAFKA}: its consumer has given no sign of life for 300 s, so messages wait"),
+        ({"redis_down": 1, "redis_lag": 40}, f"{REDIS}: not reachable, or it takes no events; 40 events wait."),
+        ({"redis_deferred": 2}, f"{REDIS}: reachable, 0 events behind; 2 keys cannot be read, so their events wait"),
+    ],
+)
+def test_a_fault_is_a_warning_that_names_the_log(told, values, said, tmp_path):
+    (warning,) = [line for line in told(WELL | values) if line.startswith("WARNING: ")]
+    assert warning.startswith(f"WARNING: {said}")
+    helper = "consume" if said.startswith("Kafka") else "share"
+    assert f". See {tmp_path}/logs/live-{helper}-" in warning
+
+
+def test_what_is_not_known_is_said_to_be_unknown(told):
+    assert [line.partition(": not known, because ")[2][:20] for line in told({})] == ["the metrics page of "] * 2
+    without = {name: value for name, value in WELL.items() if name != "kafka_silent_seconds"}
+    assert "its consumer has not stated anything yet" in told(without)[0]
+
+
+def test_a_helper_that_does_not_run_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    repo = copy_lean_repository(tmp_path / "repo")
+    name_in_settings(repo)
+    with run_tagged(tag := draw_tag()) as server:
+        ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports(), generation=1).save(tmp_path)
+        said = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output
+    assert f"WARNING: {KAFKA}: not known, because `python -m live consume` does not run. See " in said
+    assert f"WARNING: {REDIS}: not known, because `python -m live share` does not run. See " in said
+
+
+def test_a_server_without_either_is_told_nothing_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    repo = copy_lean_repository(tmp_path / "repo")
+    with run_tagged(tag := draw_tag()) as server:
+        ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports(), generation=1).save(tmp_path)
+        said = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output
+    assert "Kafka" not in said
+    assert "Redis" not in said
