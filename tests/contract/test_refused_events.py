@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from serving.contract.artifacts import read_stage
 from serving.contract.refused_rows import describe_refused, read_refused
-from serving.contract.tensors import OBSERVE
-from serving.stages.live.models import Observe
+from serving.contract.tensors import OBSERVE, UPSERT
+from serving.stages.live.models import LiveModel, Observe, Upsert
 from tests.contract import fake_backend as pb
 from tests.contract.test_adapter import pbtxt_as_json
 from tests.repositories import copy_lean_repository
@@ -22,23 +23,34 @@ from triton_recommender.models import Call
 CODES = {pb.TritonError.INVALID_ARG: "INVALID_ARGUMENT"}
 
 
+def load(repo: Path, stage: type[LiveModel]) -> Any:
+    """Return the adapter of `observe` or `upsert` in this process."""
+    from serving.stages.live.triton import make_live_model
+
+    name = {Observe: OBSERVE, Upsert: UPSERT}[stage]
+    model = make_live_model(stage)()
+    model.initialize(
+        {
+            "model_name": name,
+            "model_instance_name": f"{name}_0_0",
+            "model_repository": str(repo / name),
+            "model_version": "1",
+            "model_config": pbtxt_as_json(read_stage(repo / name / "1")),
+        }
+    )
+    return model
+
+
+def count_refused(model: Any) -> float:
+    measurements = model.first.stage.list_measurements()
+    return sum(measured.value for measured in measurements if measured.name == "recommender_live_refused_events_total")
+
+
 class Shop:
     """A gateway whose server is the adapter of `observe` in this process. calls: how many requests it got"""
 
     def __init__(self, repo: Path) -> None:
-        from serving.stages.live.triton import make_live_model
-
-        folder = repo / OBSERVE
-        self.model = make_live_model(Observe)()
-        self.model.initialize(
-            {
-                "model_name": OBSERVE,
-                "model_instance_name": "observe_0_0",
-                "model_repository": str(folder),
-                "model_version": "1",
-                "model_config": pbtxt_as_json(read_stage(folder / "1")),
-            }
-        )
+        self.model = load(repo, Observe)
         self.calls = 0
         self.gateway = Gateway(repo)
         vars(self.gateway.shop.server)["answer"] = self.answer
@@ -54,8 +66,7 @@ class Shop:
         return self.gateway.ask("POST", "/v1/events", json=list(events)).json()["results"]
 
     def count_refused(self) -> float:
-        measurements = self.model.first.stage.list_measurements()
-        return sum(measured.value for measured in measurements if measured.name == "recommender_live_refused_events_total")
+        return count_refused(self.model)
 
 
 @pytest.fixture
@@ -98,6 +109,26 @@ def test_several_malformed_events_of_64_count_once_each_with_a_reason_of_their_o
     for row, reason in told.items():
         assert reason in reasons[row]
     assert shop.count_refused() == len(bad)
+
+
+EVENT = {"user_id": 7, "item_id": 5}
+CHANGE = {"kind": b"item", "id": 5, "columns": b'{"available": true}'}
+
+
+@pytest.mark.parametrize(
+    ("stage", "row", "lacking"),
+    [(Observe, EVENT, "user_id"), (Upsert, CHANGE, "kind")],
+    ids=["zeros in its place are well-formed", "zeros in its place are malformed"],
+)
+def test_each_event_of_a_request_without_a_required_tensor_counts_once(tmp_path, stage, row, lacking):
+    model = load(copy_lean_repository(tmp_path / "repository"), stage)
+    whole = {name: np.full((3, 1), value, object if isinstance(value, bytes) else np.int64) for name, value in row.items()}
+    incomplete = {name: array for name, array in whole.items() if name != lacking}
+    bad, good = model.execute([pb.InferenceRequest(**incomplete), pb.InferenceRequest(**whole)])
+    assert bad.error().message().startswith(f"The request has no {lacking} ")
+    assert good.error() is None
+    assert count_refused(model) == 3
+    model.finalize()
 
 
 def test_refused_rows_are_read_as_they_were_described():

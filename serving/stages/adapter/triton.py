@@ -109,7 +109,7 @@ class StageModel:
         tensors, rows, incomplete = join_requests(self.spec, requests)
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
-        faults = self.first.stage.find_faults(inputs)  # only the first stage sees untrusted input
+        faults = self._find_faults(inputs, rows, incomplete)
         if faults or incomplete:
             messages = group_by_request(faults, rows) | incomplete
             errors = {request: make_invalid_argument(message) for request, message in messages.items()}
@@ -122,6 +122,13 @@ class StageModel:
             pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
             for i in range(len(requests))
         ]
+
+    def _find_faults(self, inputs: Arrays, rows: list[int], incomplete: dict[int, str]) -> dict[int, str]:
+        """Return a message for each malformed row. Only the first stage sees untrusted input.
+
+        rows: number of rows of each request; incomplete: message for each request that lacks a required tensor
+        """
+        return self.first.stage.find_faults(inputs)
 
     def _refuse(self, message: str) -> Any:
         self.first.metrics.late += 1

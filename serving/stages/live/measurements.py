@@ -69,7 +69,8 @@ def measure_free_rows(count: int) -> Measurement:
 
 def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Measurement]:
     """Yield the measurements of `observe` or `upsert`. refused: malformed events so far"""
-    yield Measurement(f"{PREFIX}_{REFUSED}", "Events refused as malformed", COUNTER, {"model": model}, float(refused))
+    description = "Events refused as malformed, also each row of a request that lacks a required tensor"
+    yield Measurement(f"{PREFIX}_{REFUSED}", description, COUNTER, {"model": model}, float(refused))
     yield from times.list_measurements(ACKNOWLEDGEMENT, model=model)
 
 

@@ -21,6 +21,13 @@ def make_live_model(stage_class: type) -> type:
 class LiveAdapter(StageModel):
     """Answers batches of events or changes. Unlike the stages' requests, they have no lineage and no fallback."""
 
+    def _find_faults(self, inputs: Arrays, rows: list[int], incomplete: dict[int, str]) -> dict[int, str]:
+        """Return a message for each malformed row, and count those of incomplete requests as refused, too, each once."""
+        faults = super()._find_faults(inputs, rows, incomplete)
+        lacking = {row: text for place, text in incomplete.items() for row in range(sum(rows[:place]), sum(rows[: place + 1]))}
+        self.first.stage.count_refused({row: text for row, text in lacking.items() if row not in faults})
+        return faults
+
     def _call(self, inputs: Arrays) -> Arrays:
         batch, started_s = len(next(iter(inputs.values()))), time.perf_counter()
         outputs = self.first.stage(inputs)
