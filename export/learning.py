@@ -13,6 +13,7 @@ from pathlib import Path
 
 from live.erase import PROOFS
 from live.maintenance import lock
+from serving.contract.errors import DependencyError
 from serving.live.store import LEARNED
 from training.features.build import Features
 from training.models.ranking import Ranking
@@ -70,7 +71,7 @@ def keep_learned(learning: Learning, live: Path, serving: int, generation: int, 
             unfinished = folder / f".{generation}"
             shutil.copytree(learning.keep_in, unfinished)  # the store may be on another file system
             unfinished.rename(folder / str(generation))
-    except OSError as error:
+    except (OSError, DependencyError) as error:
         return str(error)
     return ""
 

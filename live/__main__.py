@@ -27,7 +27,7 @@ from live.erase import erase_user
 from live.exposure_merges import merge_exposures
 from live.forget import ALWAYS_MS, forget_items
 from live.ids import find_item_id, find_user_id, is_learned, read_item_texts
-from live.maintenance import DAY_MS, MOST_DAYS, Retention, choose_archived_until, lock
+from live.maintenance import DAY_MS, MOST_DAYS, Retention, choose_archived_until, lock, wait_for_writers
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
 from live.printing import describe_counts, format_time, out, show_columns, show_deferred, show_store, show_user
@@ -363,7 +363,11 @@ def open_shared_state(repo: Path) -> RedisState | None:
 
 
 def open_writer(folder: Path, repo: Path) -> Writer:
-    """Open a store for writing, with the layout and the event names that it has, and the settings of the repository."""
+    """Open a store for writing, with the layout and the event names that it has, and the settings of the repository.
+
+    Raises DependencyError where another process does not stop to write.
+    """
+    wait_for_writers(folder)
     try:
         settings = read_published_settings(repo).writer_settings
     except RecommenderError:  # a store outlives its repository

@@ -5,28 +5,37 @@ A server runs a round every ten minutes (server/live_helpers.py), by `python -m 
 
 from __future__ import annotations
 
-import fcntl
+import logging
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import lmdb
 import numpy as np
 
 from live.archive import Segment, compact, drop_segments
+from serving.contract.errors import DependencyError
+from serving.contract.locks import find_holder, try_lock
 from serving.contract.tensors import FIRST_USER_ID
 from serving.live.reader import Reader
 from serving.live.seeds import VISIT_MS, find_surpassed
+from serving.live.store import LOCK_FILE, refuse_foreign
 from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
 MOST_DAYS = 36_500.0  # that a command accepts: moments stay within what a clock can say
 LOCK = "maintenance.lock"
+LOCK_TIMEOUT_S = 600.0  # a backup of a large store, or a round after a long pause, takes minutes
+NOTED_S, POLL_S = 2.0, 0.05  # a wait that is longer is logged
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
 CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction
 USERS_PER_WRITE = 1_000  # a long transaction would delay events
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -189,12 +198,56 @@ def read_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def lock(folder: Path, wait: bool = False) -> Iterator[bool]:
     """Lock the store against other maintaining processes while the block runs. Yield whether that succeeded.
 
-    wait: wait for the lock, so that it always succeeds
+    wait: wait for the lock, so that it always succeeds. Raises DependencyError after LOCK_TIMEOUT_S.
     """
     with open(folder / LOCK, "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        is_held = _wait_for_lock(file.fileno(), folder) if wait else try_lock(file.fileno())
+        yield is_held
+
+
+def _wait_for_lock(descriptor: int, folder: Path) -> bool:
+    begun_s, is_noted = time.monotonic(), False
+    while not try_lock(descriptor):
+        waited_s = time.monotonic() - begun_s
+        if waited_s > min(NOTED_S, LOCK_TIMEOUT_S) and not is_noted:
+            log.warning("%s maintains the live store in %s: waiting for it", _name_holder(folder)[0], folder)
+            is_noted = True
+        if waited_s > LOCK_TIMEOUT_S:
+            holder, found_by = _name_holder(folder)
+            raise DependencyError(
+                f"{holder} has maintained the live store in {folder} for more than {LOCK_TIMEOUT_S:g} s. Expected minutes at "
+                f"most, as for a round, an erasure or a backup. Nothing was done here. Wait until it ends ({found_by}), or end "
+                "it if it hangs, then try again."
+            )
+        time.sleep(POLL_S)
+    return True
+
+
+def _name_holder(folder: Path) -> tuple[str, str]:
+    """Return who holds the lock, and how to find out more of it, in words."""
+    process = find_holder(folder / LOCK)
+    if process is None:
+        return "Another process", f"`fuser {folder / LOCK}` names it"
+    return f"Process {process}", f"`ps -fp {process}` shows its command"
+
+
+def wait_for_writers(folder: Path) -> None:
+    """Wait until no other process writes to the store. Raises DependencyError after LOCK_TIMEOUT_S.
+
+    LMDB waits without limit for a writer, also for one that is paused in the middle of a transaction, and even to open a store.
+    """
+    refuse_foreign(folder)
+    done = threading.Event()
+
+    def write_nothing() -> None:
+        with suppress(lmdb.Error), lmdb.open(str(folder), create=False, mode=0o600) as env:  # the command finds errors itself
+            env.begin(write=True).abort()
+        done.set()
+
+    threading.Thread(target=write_nothing, daemon=True).start()
+    if not done.wait(LOCK_TIMEOUT_S):
+        raise DependencyError(
+            f"A process has been writing to the live store in {folder} for more than {LOCK_TIMEOUT_S:g} s. Expected "
+            f"milliseconds, so it hangs or is paused. Nothing was done here. Find it (`fuser {folder / LOCK_FILE}` names all "
+            "that use the store), let it go on or end it, then try again."
+        )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 POLL_S = 0.5
+KERNEL_LOCKS = Path("/proc/locks")
 
 
 def try_lock(descriptor: int) -> bool:
@@ -18,6 +20,20 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def find_holder(path: Path) -> int | None:
+    """Return a process that holds a lock on a file; None where the kernel does not say, as for one of another container."""
+    facts = path.stat()
+    device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
+    try:
+        lines = KERNEL_LOCKS.read_text().splitlines()
+    except OSError:
+        return None
+    for _, kind, _, _, process, file, *_ in map(str.split, lines):
+        if (kind, file) == ("FLOCK", f"{device}:{facts.st_ino}") and int(process) > 0:  # "->" for one that waits
+            return int(process)
+    return None
 
 
 @contextmanager

@@ -1,0 +1,74 @@
+"""Commands that need a live store for themselves end with an error where another process does not release it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from live.__main__ import app
+from live.maintenance import lock
+from serving.contract import locks
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.errors import DependencyError
+from serving.contract.tensors import OBSERVE
+from serving.live.store import find_live_folder
+from serving.stages.live.models import Observe
+from tests.present import present
+from tests.repositories import copy_lean_repository
+
+HANGS = """
+import sys, time, lmdb
+transaction = lmdb.open(sys.argv[1]).begin(write=True)
+print("writes", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def repo(tmp_path, monkeypatch) -> Path:
+    """A repository with a live store, whose lock is not waited for long."""
+    monkeypatch.setattr("live.maintenance.LOCK_TIMEOUT_S", 0.3)
+    repo = copy_lean_repository(tmp_path / "repo")
+    Observe.load(find_stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
+    return repo
+
+
+def call(repo: Path, *command: str) -> None:
+    CliRunner().invoke(app, [*command, "--repo", str(repo)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", ["maintain", "compact", "backup", "erase"])
+def test_a_command_names_the_process_that_maintains_the_store(command, repo, tmp_path, caplog):
+    more = {"backup": [str(tmp_path / "backup")], "erase": ["7"]}.get(command, [])
+    folder = find_live_folder(repo)
+    said = f"Process {os.getpid()} has maintained the live store in {re.escape(str(folder))} for more than 0.3 s."
+    with lock(folder), pytest.raises(DependencyError, match=said + r".*`ps -fp \d+` shows its command"):
+        call(repo, command, *more)
+    assert caplog.messages == [f"Process {os.getpid()} maintains the live store in {folder}: waiting for it"]
+    assert not (tmp_path / "backup" / "data.mdb").exists()
+
+
+def test_a_holder_that_the_kernel_does_not_name_is_found_by_its_file(repo, monkeypatch):
+    folder = find_live_folder(repo)
+    monkeypatch.setattr(locks, "KERNEL_LOCKS", Path("/proc/no-locks"))
+    with lock(folder), pytest.raises(DependencyError, match=r"Another process .*`fuser \S*maintenance\.lock` names it"):
+        call(repo, "maintain")
+
+
+@pytest.mark.parametrize("command", [["maintain"], ["compact"], ["erase", "7"], ["forget", "--item", "7"]])
+def test_a_process_that_hangs_while_it_writes_is_not_waited_for_without_end(command, repo):
+    folder = find_live_folder(repo)
+    with subprocess.Popen([sys.executable, "-c", HANGS, str(folder)], stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert present(writer.stdout).readline() == "writes\n"
+            with pytest.raises(DependencyError, match=r"has been writing to the live store .*`fuser \S*/lock\.mdb` names all"):
+                call(repo, *command)
+        finally:
+            writer.kill()
+    call(repo, *command)  # the lock of a process that died is free
