@@ -14,6 +14,7 @@ from triton_recommender.transports import is_address
 
 LOOPBACK = "127.0.0.1"
 HOST_NAME = re.compile(r"[\w.-]+")
+LEAST_EXPOSURE_BYTES = 16 << 20  # two files of the exposure log: one of 8 MiB (live/exposure_merges.py), and one being written
 FILES = {  # settings that name files; paths are relative to the settings file
     "tokens",
     "certificate",
@@ -56,7 +57,7 @@ class GatewaySettings(BaseModel):
     burst: int = Field(default=10_000, gt=0)  # of one client, at once
     exposure_share: float = Field(default=0.0, ge=0, le=1)  # of answers that the exposure log keeps
     exposure_days: float = Field(default=90.0, gt=0)
-    exposure_bytes: int = Field(default=1 << 30, gt=0)
+    exposure_bytes: int = 1 << 30
 
     @property
     def hedge_after_s(self) -> float:
@@ -100,6 +101,17 @@ class GatewaySettings(BaseModel):
             if not is_address(server.rpartition("://")[2]):
                 raise ValueError(f"{server!r} is no address; expected host:port of a server's gRPC, such as 'shop-2:8001'")
         return servers
+
+    @field_validator("exposure_bytes")
+    @classmethod
+    def _require_room(cls, exposure_bytes: int) -> int:
+        if exposure_bytes < LEAST_EXPOSURE_BYTES:
+            raise ValueError(
+                f"{exposure_bytes:,} bytes hold less than two files of the exposure log, so answers would be removed as soon "
+                f"as they are written, and every experiment stopped; expected at least {LEAST_EXPOSURE_BYTES:,} (16 MiB). "
+                "Raise it, or leave it out for 1 GiB"
+            )
+        return exposure_bytes
 
     @model_validator(mode="after")
     def _require_tokens(self) -> GatewaySettings:
