@@ -2,9 +2,10 @@
 
     python -m experiments.gateway_soak --repo model_repository [--minutes 60] [--fault-every-s 60]
 
-Counted as wrong: any status but 200, an answer that differs from the first one of the same user and generation, memory that
-grows by more than a tenth, a server that is not back in time. While the gateway itself is down its port refuses connections:
-those are counted apart.
+The second generation blocks every second item, so that its lists differ from those of the first. Counted as wrong: any status
+but 200, an answer that differs from the first one of the same user and generation, generations whose lists are alike, memory
+that grows by more than a tenth, a server that is not back in time. While the gateway itself is down its port refuses
+connections: those are counted apart.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.overload import measure_peak
 from experiments.rest_load import Connections, encode_get
-from experiments.served import Served, publish_twice, serve_with_gateway
+from experiments.served import Served, publish_with_half, serve_with_gateway
 from perf.command import run
 from repository.generations import list_published_generations
 from server import control
@@ -50,6 +51,15 @@ class Watched:
     wrong: int = 0
     first: dict[tuple[int, int], list] = field(default_factory=dict)
     answered_s: float = 0.0  # when the server last answered
+
+    @property
+    def differing_share(self) -> float:
+        """Return the share of the users whom the generations answer differently, among those whom both answered; 0 for none."""
+        by_user: defaultdict[int, list[list]] = defaultdict(list)
+        for (_, user), items in self.first.items():
+            by_user[user].append(items)
+        differ = [lists[0] != lists[1] for lists in by_user.values() if len(lists) > 1]
+        return sum(differ) / len(differ) if differ else 0.0
 
     def record(self, user: int, status: int, body: bytes) -> None:
         self.statuses[status] += 1
@@ -170,6 +180,7 @@ def make_figures(watched: Watched, recovered_s: list[float], broken: int, memory
         Figure(name="requests", values=[sum(watched.statuses.values())], at_least=1),
         Figure(name="faults and moves", values=[len(recovered_s)], at_least=1),
         Figure(name="wrong or mixed answers", values=[watched.wrong], at_most=0),
+        Figure(name="users whom the two generations answer differently", values=[watched.differing_share], at_least=0.9),
         Figure(name="any status but 200", values=[statuses], at_most=0),
         Figure(name="refused while the gateway was down", values=[watched.statuses["refused"]]),
         Figure(name="answered with popular items", values=[watched.degraded]),
@@ -191,7 +202,7 @@ def main(
     machine = read_machine()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"
-        publish_twice(repo, copy)
+        publish_with_half(repo, copy, Path(folder))
         with serve_with_gateway(copy, "deadline_ms = 2_000\n", supervised=True) as served:
             figures = soak(served, 60 * minutes, fault_every_s, np.random.default_rng(0))
     command = f"python -m experiments.gateway_soak --repo {repo} --minutes {minutes:g} --fault-every-s {fault_every_s:g}"

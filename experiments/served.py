@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,17 @@ import numpy as np
 import psutil
 
 from export.relayout import relayout
+from perf.tune.variant import seal_again
+from repository.applied_rules import compile_for_generation, read_catalogue
 from server import gateway, processes, watch
 from server.control import stop_server
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
 from server.ports import find_free_port
 from server.state import ServerState, make_state_path, read_state
+from serving.contract.artifacts import find_stage_folder, read_json
+from serving.contract.generations import read_pinned_generation
+from serving.stages.rules.config import CONFIG_FILE
 
 SETTINGS = "requests_per_s = 1_000_000\nburst = 1_000_000\n"
 
@@ -56,6 +62,25 @@ class Served:
         """Return random users that the repository knows."""
         known = np.load(next(self.repo.glob("preprocess/*/store/user_ids.npy")), mmap_mode="r")
         return rng.choice(np.asarray(known), count).tolist()
+
+
+def publish_with_half(repo: Path, copy: Path, scratch: Path) -> None:
+    """Publish the models of a repository as two generations of a new one, of which the second blocks every second item.
+
+    So their lists differ, and an answer that mixes both is seen. scratch: folder for the changed models
+    """
+    generation, other = read_pinned_generation(repo), scratch / "half"
+    shutil.copytree(repo, other, symlinks=True)
+    rerank, catalogue = find_stage_folder(other, "rerank", generation), read_catalogue(other, generation)
+    items = list(catalogue["item_names"] or catalogue["item_ids"].tolist())
+    rules = read_json(rerank, CONFIG_FILE) | {"blocked_items": items[::2]}
+    compile_for_generation(other, scratch / "rules", generation, rules)
+    for path in (scratch / "rules" / str(generation)).iterdir():
+        (rerank / path.name).unlink()  # it is read-only
+        shutil.move(path, rerank / path.name)
+    seal_again(other, generation, "rerank")
+    for source in (repo, other):
+        relayout(source, copy, "ensemble")
 
 
 def publish_twice(repo: Path, copy: Path) -> None:

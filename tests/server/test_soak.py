@@ -13,23 +13,18 @@ import numpy as np
 import psutil
 
 from experiments.gateway_soak import soak
-from experiments.served import serve_with_gateway
-from export.relayout import relayout
+from experiments.served import publish_with_half, serve_with_gateway
 from server.environment import PROJECT
-from serving.stages.rules.config import RulesConfig
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import small_repository
-from tests.server.test_publication import with_rules
 
 SOAK_S, FAULT_EVERY_S = 45.0, 15.0  # a stage is killed, the server moves, the server is killed
 
 
 def test_a_minute_of_load_with_faults_and_a_move_brings_no_wrong_answer_and_no_error(tmp_path):
     """By the bounds of the experiment but one: a minute is too short for that of memory. `make soak` runs it for an hour."""
-    half = RulesConfig(blocked_items=tuple(range(1, 16)))  # so that the two never answer alike
-    other = with_rules(small_repository(), tmp_path / "other", half)
     repo, run_dir = tmp_path / "repository", tmp_path / "run"
-    assert [relayout(source, repo, "ensemble") for source in (small_repository(), other)] == [1, 2]
+    publish_with_half(small_repository(), repo, tmp_path)
     with serve_with_gateway(repo, "deadline_ms = 2_000\n", supervised=True, run_dir=run_dir) as served:
         figures = {figure.name: figure for figure in soak(served, SOAK_S, FAULT_EVERY_S, np.random.default_rng(0))}
     missed = {name: figure.values for name, figure in figures.items() if figure.met is False}

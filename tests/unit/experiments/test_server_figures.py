@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
+import numpy as np
 import pytest
 
 from experiments import broken_challengers, gateway_soak, overload, recovery
 from experiments.fault_load import ACCEPTED, FULL, POPULAR, Seen
 from experiments.faults import FAULTS
+from experiments.served import publish_with_half
 from perf.figures import Figure
+from repository.generations import pin
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
+from serving.pipeline import Pipeline
+from tests.repositories import small_repository
 
 
 def list_missed(figures: list[Figure]) -> list[str]:
@@ -53,6 +60,31 @@ def test_a_soak_counts_answers_that_differ_within_a_generation_and_errors():
     values = {figure.name: figure.median for figure in figures}
     assert values["requests"] == 6
     assert values["answered with popular items"] == values["wrong or mixed answers"] == 1
+
+
+def test_a_soak_whose_generations_answer_alike_could_not_see_a_mixed_answer():
+    watched = gateway_soak.Watched()
+    for generation in (1, 2):
+        watched.record(7, 200, encode_answer(generation, [1, 2]))
+    watched.record(8, 200, encode_answer(1, [1, 2]))
+    alike = "users whom the two generations answer differently"
+    assert list_missed(gateway_soak.make_figures(watched, [1.5], 0, 1.0)) == [alike]
+    watched.record(8, 200, encode_answer(2, [3]))
+    [figure] = [each for each in gateway_soak.make_figures(watched, [1.5], 0, 1.0) if each.name == alike]
+    assert figure.values == [0.5]
+
+
+def test_the_generations_of_a_soak_answer_differently_by_the_same_contract(tmp_path):
+    repo = tmp_path / "repository"
+    publish_with_half(small_repository(), repo, tmp_path)
+    answers = []
+    for generation in (1, 2):
+        pin(repo, generation)
+        with closing(Pipeline.load(repo)) as pipeline:
+            answers.append(pipeline.recommend(list(range(20)))["item_ids"])
+    assert (answers[0] != answers[1]).any(axis=1).all()
+    blocked = np.load(repo / ENSEMBLE / "2" / "item_ids.npy")[::2]
+    assert not np.isin(answers[1], blocked).any()
 
 
 def test_a_challenger_that_is_not_rolled_back_counts_as_having_answered_to_the_end():
