@@ -319,10 +319,14 @@ def find_live_place(repo: Path) -> tuple[Path, str]:
 
 
 def find_store(repo: Path) -> Path:
-    """Return the folder of a repository's live store. Raises ConfigError where there is none."""
+    """Return the folder of a repository's live store.
+
+    Raises ConfigError where there is none, DependencyError where no command could open it, because a process hangs that writes.
+    """
     folder, _ = find_live_place(repo)
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
+    wait_for_writers(folder)
     return folder
 
 
@@ -363,11 +367,7 @@ def open_shared_state(repo: Path) -> RedisState | None:
 
 
 def open_writer(folder: Path, repo: Path) -> Writer:
-    """Open a store for writing, with the layout and the event names that it has, and the settings of the repository.
-
-    Raises DependencyError where another process does not stop to write.
-    """
-    wait_for_writers(folder)
+    """Open a store for writing, with the layout and the event names that it has, and the settings of the repository."""
     try:
         settings = read_published_settings(repo).writer_settings
     except RecommenderError:  # a store outlives its repository

@@ -209,7 +209,7 @@ def _wait_for_lock(descriptor: int, folder: Path) -> bool:
     begun_s, is_noted = time.monotonic(), False
     while not try_lock(descriptor):
         waited_s = time.monotonic() - begun_s
-        if waited_s > min(NOTED_S, LOCK_TIMEOUT_S) and not is_noted:
+        if waited_s > NOTED_S and not is_noted:
             log.warning("%s maintains the live store in %s: waiting for it", _name_holder(folder)[0], folder)
             is_noted = True
         if waited_s > LOCK_TIMEOUT_S:

@@ -17,6 +17,7 @@ from serving.stages.live.measurements import PREFIX, SILENT
 TIMEOUT_S = 2.0
 SILENT_S = 120.0  # as in the alert EventConsumerSilent
 WARNING = "WARNING: "
+LAGS = {"kafka_lag", "redis_lag"}  # of `observe`: other models have metrics of the live store, too
 
 
 def describe_redis_and_kafka(state: ServerState, run_dir: Path) -> list[str]:
@@ -36,7 +37,7 @@ def describe_redis_and_kafka(state: ServerState, run_dir: Path) -> list[str]:
         log = live_helpers.make_log_path(state, run_dir, helper)
         if helper in missing:
             fault, text = True, f"not known, because `python -m live {helper}` does not run"
-        elif not values:
+        elif LAGS - values.keys():
             fault, text = True, "not known, because the metrics page of the server does not say"
         else:
             fault, text = describers[helper](values)

@@ -33,6 +33,7 @@ time.sleep(600)
 @pytest.fixture
 def repo(tmp_path, monkeypatch) -> Path:
     """A repository with a live store, whose lock is not waited for long."""
+    monkeypatch.setattr("live.maintenance.NOTED_S", 0.1)
     monkeypatch.setattr("live.maintenance.LOCK_TIMEOUT_S", 0.3)
     repo = copy_lean_repository(tmp_path / "repo")
     Observe.load(find_stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
@@ -61,14 +62,15 @@ def test_a_holder_that_the_kernel_does_not_name_is_found_by_its_file(repo, monke
         call(repo, "maintain")
 
 
-@pytest.mark.parametrize("command", [["maintain"], ["compact"], ["erase", "7"], ["forget", "--item", "7"]])
-def test_a_process_that_hangs_while_it_writes_is_not_waited_for_without_end(command, repo):
+@pytest.mark.parametrize("command", ["maintain", "compact", "erase", "forget", "backup", "inspect"])
+def test_a_process_that_hangs_while_it_writes_is_not_waited_for_without_end(command, repo, tmp_path):
+    more = {"erase": ["7"], "forget": ["--item", "7"], "backup": [str(tmp_path / "backup")]}.get(command, [])
     folder = find_live_folder(repo)
     with subprocess.Popen([sys.executable, "-c", HANGS, str(folder)], stdout=subprocess.PIPE, text=True) as writer:
         try:
             assert present(writer.stdout).readline() == "writes\n"
             with pytest.raises(DependencyError, match=r"has been writing to the live store .*`fuser \S*/lock\.mdb` names all"):
-                call(repo, *command)
+                call(repo, command, *more)
         finally:
             writer.kill()
-    call(repo, *command)  # the lock of a process that died is free
+    call(repo, command, *more)  # the lock of a process that died is free
