@@ -60,7 +60,8 @@ def visible_command(
             return visible.measure(shop, Path(folder), Events(event_rate, per_request), duration_s, rounds, new_rng(), step)
 
     events = f"{event_rate:g} events/s, {per_request} a request"
-    conditions = f"{events}, beside recommend at half of its peak, {rounds} rounds of {duration_s:g} s"
+    load = f"recommend at half of its peak, {visible.PROBE_SHARE:.0%} of it by probes"
+    conditions = f"{events}, beside {load}, {rounds} rounds of {duration_s:g} s"
     run_part("visible", "An event shows in the next answer", conditions, results, measure, repo)
 
 

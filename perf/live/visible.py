@@ -32,7 +32,7 @@ from serving.contract.tensors import ENSEMBLE
 EVENT_TO_ANSWER_MS = 100.0  # bounds
 SLOWER_AT_MOST = 1.5
 LOAD_SHARE = 0.5  # of the peak of `recommend`
-PROBE_SHARE = 0.2  # of the requests, which the probes send
+PROBE_SHARE = 0.03  # of the requests, which the probes send; few, because events that are sent alone are a load of their own
 PEAK_WINDOW_S = 1.0
 
 
