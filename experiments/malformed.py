@@ -172,7 +172,9 @@ def main(
         finish("malformed-loops", "Forged records in the stages", command, f"{loops} records", figures, results, machine)
         return
     with serve_with_gateway(repo) as served:
-        send_grpc(served.grpc_url, [forge_request(make_ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
+        # Warm: the first explanation loads the models into the gateway.
+        send_grpc(served.grpc_url, [forge_request(make_ensemble_spec(pipeline.specs), rng) for _ in range(200)])
+        send_http(served.port, [forge_rest(rng) for _ in range(1_000)])
         before, before_mb = {process.pid for process in find_server_members(served.state.tag)}, served.measure_rss_mb()
         statuses, valid = attack(served, pipeline, requests, rng)
         after, after_mb = {process.pid for process in find_server_members(served.state.tag)}, served.measure_rss_mb()
