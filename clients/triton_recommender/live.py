@@ -30,6 +30,10 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
         for name in ("event", "event_id", "request_id"):
             if row.get(name) is not None and not isinstance(row[name], str):
                 raise InvalidRequest(f"{name} is {row[name]!r}; expected text.")
+        value = row.get("value")
+        is_nan = isinstance(value, float | np.floating) and np.isnan(value)
+        if is_nan or isinstance(value, bool | np.bool_):  # NaN is sent for no value, and True would be 1
+            raise InvalidRequest(f"value is {value!r}; expected a finite number, or None.")
         if row.get("event_id") == "":
             raise InvalidRequest("event_id is ''; expected a text by which the server knows the event again, or None.")
     context_names = {name for event in events for name in event.context}

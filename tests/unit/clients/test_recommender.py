@@ -259,6 +259,8 @@ ONE_EVENT: Any = Event(1, 3)
         (lambda shop: shop.observe_many(ONE_EVENT), "expected a list of events"),
         (lambda shop: shop.observe(1, 3, event_id=""), "event_id is ''; expected a text by which the server knows"),
         (lambda shop: shop.observe(1, 3, value=1e300), r"value is 1e\+300; expected a number of 32 bits"),
+        (lambda shop: shop.observe(1, 3, value=True), r"value is True; expected a finite number, or None"),
+        (lambda shop: shop.observe(1, 3, value=float("nan")), r"value is nan; expected a finite number, or None"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_is_sent(ask, message):
