@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RECORD_FILE = "registry.jsonl"
 VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # acts that end an experiment
+CHOSEN = ("activated", "followed", "pinned")  # acts that choose a generation
 GATE = ("published", "not published")  # acts that say where a generation came from, and what `follow` refused in its place
 LATE = "recorded late: the publication ended before its record"
 REASON = "reason"  # key of a manifest: why `follow` published the generation
@@ -183,6 +184,18 @@ def _is_cut_short(line: str, error: json.JSONDecodeError) -> bool:
     ends_in_escape = error.msg.startswith("Invalid \\u") and error.pos > len(line) - len("\\u0000")
     ends_in_value = any(value.startswith(line[error.pos :]) for value in CUT_VALUES)  # at its end too
     return line.startswith("{") and (ends_in_value or error.msg.startswith("Unterminated string") or ends_in_escape)
+
+
+def find_unaccepted(acts: list[Act]) -> set[int]:
+    """Return the generations that were the challenger of an experiment and that nobody has chosen since."""
+    unaccepted: set[int] = set()
+    for act in acts:
+        is_emergency = act.action == "pinned" and act.author == SERVER  # it had damaged files, and not the choice
+        if act.action == "promoted" or (act.action in CHOSEN and not is_emergency):
+            unaccepted.discard(act.generation)
+        elif act.action in VERDICTS or "experiment" in act.facts:
+            unaccepted.add(act.generation)
+    return unaccepted
 
 
 def find_tags(acts: list[Act], generation: int) -> tuple[str, ...]:

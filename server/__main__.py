@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from repository.generations import list_published_generations, pin
+from repository.generations import drop_challenger, list_published_generations, pin
 from repository.models import check_backends, hash_manifest, read_repository
 from repository.registry import SERVER, record_act
 from server import control, experiment, gateway, rules, watch
-from server.challenger_files import drop_damaged_challenger
+from server.challenger_files import drop_damaged_challenger, end_without_champion
 from server.condition import examine, list_start_warnings
 from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
@@ -199,8 +199,9 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     for warning in list_start_warnings(repo):
         typer.echo(f"WARNING: {warning}.", err=True)
     if damage:
-        typer.echo(f"WARNING: {damage}. Starting with generation {generation}, the newest intact one.", err=True)
+        typer.echo(f"WARNING: {damage}. Starting with generation {generation}, which is intact.", err=True)
         _try_to_write(partial(pin, repo, generation))
+        _try_to_write(partial(_end_experiment, repo, generation, damage))
     server.start(generation if damage and find_pinned_generation(repo) != generation else None)  # it may be read-only
     if damage:
         _try_to_write(partial(record_act, repo, "pinned", generation, reason=damage, author=SERVER))
@@ -225,6 +226,13 @@ def _choose_generation(repo: Path) -> tuple[int, str]:
         f"{damage}. No other generation in {repo} is intact. Expected one that is as it was published, so nothing was started "
         f"and nothing stopped. {MEND}, then start again."
     )
+
+
+def _end_experiment(repo: Path, generation: int, damage: str) -> None:
+    """Stop an experiment whose champion is left for `generation`, and keep its challenger out of the start."""
+    if ended := end_without_champion(repo, generation, damage):
+        typer.echo(f"WARNING: {ended}.", err=True)
+        drop_challenger(repo)
 
 
 def _try_to_write(write: Callable[[], object]) -> None:

@@ -36,12 +36,25 @@ def drop_damaged_challenger(repo: Path) -> str:
         else:
             ended = ""
     except (RecommenderError, OSError) as error:  # such as damage of the champion, too; the challenger must not load
-        ended = f" Its experiment is not rolled back: {error}"
+        ended = f" Its experiment is not rolled back: {str(error).rstrip('.')}."
     drop_challenger(repo)
     return (
         f"{reason}. So the challenger, generation {generation}, is left out.{ended} To test it again, put its files back as "
         "they were published, and start another experiment"
     )
+
+
+def end_without_champion(repo: Path, generation: int, damage: str) -> str:
+    """Stop a running experiment whose champion is left for another generation. Return what was done, "" for nothing.
+
+    generation: the one that answers from now on; damage: why the champion is left. Raises RecommenderError or OSError.
+    """
+    experiment = find_running(repo)
+    if experiment is None or experiment.champion == generation:
+        return ""
+    reason = f"generation {generation} answers in place of the champion, {experiment.champion}: {damage}"
+    end_experiment(repo, reason, judged=experiment)
+    return f"experiment {experiment.name} is stopped: {reason}"
 
 
 def _find_damage(repo: Path, generation: int) -> str:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from repository.challenger import read_challengers
 from repository.file_stamps import read_stamp
 from repository.generations import list_published_generations
 from repository.models import read_published_digests
+from repository.registry import find_unaccepted, read_acts
 from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, REMEDY, compute_sha256, load_manifest
-from serving.contract.errors import ArtifactError
+from serving.contract.errors import ArtifactError, RecommenderError
 
 
 class PublishedFile(NamedTuple):
@@ -97,9 +100,21 @@ def is_intact(repo: Path, generation: int) -> bool:
 
 
 def find_other_intact(repo: Path, generation: int) -> int | None:
-    """Return the newest intact generation apart from `generation`; None if there is none. Raises RecommenderError, OSError."""
-    others = sorted(set(list_published_generations(repo)) - {generation}, reverse=True)
-    return next((other for other in others if is_intact(repo, other)), None)
+    """Return an intact generation apart from `generation`; None if there is none. Raises RecommenderError or OSError.
+
+    It is the newest one that was not only a challenger; one that was, where no other is intact.
+    """
+    others, unaccepted = set(list_published_generations(repo)) - {generation}, _find_unaccepted(repo)
+    order = sorted(others, key=lambda other: (other not in unaccepted, other), reverse=True)
+    return next((other for other in order if is_intact(repo, other)), None)
+
+
+def _find_unaccepted(repo: Path) -> set[int]:
+    """Return the generations that were challengers, and that nobody has chosen since."""
+    unaccepted = set(read_challengers(repo))
+    with suppress(RecommenderError, OSError, ValueError):  # the record may be damaged, too
+        unaccepted |= find_unaccepted(read_acts(repo))
+    return unaccepted
 
 
 def _list_files(folder: Path, digests: Mapping[Path, str]) -> list[PublishedFile]:

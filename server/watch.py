@@ -42,7 +42,7 @@ from repository.file_stamps import Stamp, read_stamp
 from repository.generations import pin
 from repository.registry import SERVER, record_act
 from server import control, gateway, processes
-from server.challenger_files import ChallengerFiles
+from server.challenger_files import ChallengerFiles, end_without_champion
 from server.control import end_server, stop_server
 from server.environment import PROJECT
 from server.generations import LOAD_TIMEOUT_S, find_pinned_generation, pin_while_starting
@@ -226,11 +226,12 @@ class Watch:
         say(f"answers again after {time.monotonic() - begun_s:.1f} s")
 
     def _leave_generation(self, state: ServerState, fault: str) -> None:
-        """Restart with the newest other generation whose files are intact; without one, take the model out of service."""
+        """Restart with another generation whose files are intact; without one, take the model out of service."""
         say(fault)
         self._leases.release()  # whoever mends the files must not wait
         if generation := find_other_generation(state):
             self._try_to_write(partial(pin, state.repo, generation))
+            self._try_to_write(partial(stop_experiment, state.repo, generation, fault))
             self._restart(state, fault, generation)
             self._try_to_write(partial(record_act, state.repo, "pinned", generation, reason=fault, author=SERVER))
             return
@@ -290,12 +291,18 @@ class Watch:
 
 
 def find_other_generation(state: ServerState) -> int | None:
-    """Return the newest intact generation that the server does not serve; None also if the repository cannot be read."""
+    """Return an intact generation that the server does not serve; None also if the repository cannot be read."""
     try:
         return find_other_intact(state.repo, state.generation)
     except (RecommenderError, OSError) as error:
         say(str(error))
         return None
+
+
+def stop_experiment(repo: Path, generation: int, damage: str) -> None:
+    """Stop an experiment whose champion is left for `generation`, and say so. Raises RecommenderError or OSError."""
+    if done := end_without_champion(repo, generation, damage):
+        say(done)
 
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:

@@ -14,6 +14,7 @@ from repository.experiments import end_experiment, start_experiment
 from repository.registry import (
     RECORD_FILE,
     diff_generations,
+    find_unaccepted,
     list_generations,
     read_acts,
     read_manifest,
@@ -72,6 +73,21 @@ def test_a_copied_repository_shows_when_its_generations_were_published(repo):
     paths[0].write_text(json.dumps(manifest))
     os.utime(paths[0], (2_000, 2_000))
     assert list_generations(repo)[0].published_s == 2_000
+
+
+def test_a_challenger_counts_as_accepted_once_somebody_chooses_it(repo):
+    def record(action: str, generation: int, author: str = "", experiment: str = "") -> set[int]:
+        record_act(repo, action, generation, author=author, facts={"experiment": experiment} if experiment else {})
+        return find_unaccepted(read_acts(repo))
+
+    assert record("published", 2) == set()
+    assert record("experiment started", 2, experiment="spring") == {2}
+    assert record("rolled back", 2, experiment="spring") == {2}
+    assert record("pinned", 2, author="server") == {2}  # in place of damaged files
+    assert record("activated", 2) == set()
+    assert record("experiment started", 3, experiment="summer") == {3}
+    assert record("promoted", 3, experiment="summer") == set()
+    assert record("not promoted", 3) == {3}
 
 
 def test_tables_in_a_file_or_a_pipe_keep_every_cell_in_one_piece(repo):

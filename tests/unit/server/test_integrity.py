@@ -8,8 +8,10 @@ import shutil
 
 import pytest
 
-from server.integrity import ArtifactCheck, is_intact
+from repository.registry import RECORD_FILE
+from server.integrity import ArtifactCheck, find_other_intact, is_intact
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, write_manifest
+from tests.repositories import copy_generation, copy_lean_repository
 
 
 @pytest.fixture
@@ -107,3 +109,10 @@ def test_damage_that_leaves_no_trace_is_found_by_reading(repo):
     found = collect_faults(check, 20)
     assert found
     assert str(path) in found[0]
+
+
+def test_a_record_that_cannot_be_read_keeps_no_generation_from_being_chosen(tmp_path):
+    repo = copy_lean_repository(tmp_path / "repo")
+    copy_generation(repo)
+    (repo / RECORD_FILE).write_bytes(b"\xff\n")
+    assert find_other_intact(repo, 1) == 2

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from repository.challenger import write_challenger
-from repository.experiments import find_experiment_folder, start_experiment
+from repository.experiments import find_experiment_folder, find_running, start_experiment
 from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE
 from repository.registry import read_acts
@@ -215,7 +215,7 @@ def test_a_start_leaves_a_damaged_generation_for_the_newest_intact_one(is_writab
     result = start(repo, ports)
     state = present(read_state(make_state_path(tmp_path, ports.grpc)))
     assert f"WARNING: {path} is not the file that was published" in result.stderr
-    assert "Starting with generation 1, the newest intact one." in result.stderr
+    assert "Starting with generation 1, which is intact." in result.stderr
     assert (state.generation, find_served_generation(state.grpc_url)) == (1, 1)
     assert read_pinned_generation(repo) == (1 if is_writable else 2)
     if is_writable:
@@ -284,6 +284,27 @@ def test_a_damaged_challenger_beside_a_damaged_champion_is_left_out(tmp_path, st
     assert "is left out. Its experiment is not rolled back: " in result.stderr
     url = present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url
     assert (find_served_generation(url), find_loaded_challengers(url)) == (3, [])
+
+
+@pytest.mark.parametrize(("others", "chosen"), [((1,), 1), ((), 3)])
+def test_a_challenger_answers_in_place_of_a_damaged_champion_only_where_no_other_is_intact(others, chosen, tmp_path, start):
+    """The experiment of a champion that is left ends, with this as the reason."""
+    repo, ports = copy_lean_repository(tmp_path / "shop"), find_free_ports()
+    for model in list(repo.glob("*/1")):
+        for generation in ("2", "3"):
+            copy_to_change(model, model.with_name(generation))
+    write_challenger(repo, 3)
+    write_pins(repo, 2)
+    start_experiment(repo, Experiment("spring", 2, 3, 0.5))
+    if not others:
+        damage(repo, 1)
+    path = damage(repo, 2)
+    said = start(repo, ports).stderr
+    assert f"Starting with generation {chosen}, which is intact." in said
+    assert f"WARNING: experiment spring is stopped: generation {chosen} answers in place of the champion, 2: {path} is " in said
+    url = present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url
+    assert (find_served_generation(url), find_loaded_challengers(url), find_running(repo)) == (chosen, [], None)
+    assert [(act.action, act.generation) for act in read_acts(repo)[-2:]] == [("experiment stopped", 3), ("pinned", chosen)]
 
 
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])

@@ -19,10 +19,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from repository.generations import pin
+from repository.challenger import write_challenger
+from repository.experiments import find_running, start_experiment
+from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE, read_acts
 from repository.tables import find_tables_settings
+from server.challenger import find_loaded_challengers
 from server.control import stop_server
 from server.generations import find_served_generation
 from server.observer import HANGS_S, Observer
@@ -33,8 +36,9 @@ from server.watch import TICK_S, Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.live.experiment import Experiment
 from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository
+from tests.repositories import copy_generation, copy_lean_repository, copy_to_change
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
 from tests.unit.server.unwritable import make_unwritable
@@ -198,6 +202,26 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
     act = read_acts(repo)[0]
     assert (act.author, act.action, act.generation, read_pinned_generation(repo)) == ("server", "pinned", 1, 1)
     assert MANIFEST_FILE in act.reason
+
+
+@pytest.mark.usefixtures("installed_double")
+def test_a_damaged_champion_is_left_for_the_generation_before_and_its_experiment_stops(state, tmp_path, said):
+    repo = copy_lean_repository(tmp_path / "shop")
+    for model in list(repo.glob("*/1")):
+        for generation in ("2", "3"):
+            copy_to_change(model, model.with_name(generation))
+    write_challenger(repo, 3)
+    write_pins(repo, 2)
+    start_experiment(repo, Experiment("spring", 2, 3, 0.5))
+    state = replace(state, repo=repo, generation=2, settings=SETTINGS)
+    state.save(tmp_path)
+    (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
+    with watched(state, tmp_path):
+        until(lambda: "answers again" in said())
+        now = present(read_state(make_state_path(tmp_path, state.ports.grpc)))
+        assert (find_served_generation(now.grpc_url), find_loaded_challengers(now.grpc_url)) == (1, [])
+    assert find_running(repo) is None
+    assert "experiment spring is stopped: generation 1 answers in place of the champion, 2: " in said()
 
 
 @pytest.mark.usefixtures("installed_double")
