@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from serving.contract.locks import find_holder, try_lock
 from serving.contract.tensors import FIRST_USER_ID
 from serving.live.reader import Reader
 from serving.live.seeds import VISIT_MS, find_surpassed
-from serving.live.store import LOCK_FILE, refuse_foreign
+from serving.live.store import LOCK_FILE, MAX_READERS, refuse_foreign
 from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
@@ -240,9 +240,13 @@ def wait_for_writers(folder: Path) -> None:
     done = threading.Event()
 
     def write_nothing() -> None:
-        with suppress(lmdb.Error), lmdb.open(str(folder), create=False, mode=0o600) as env:  # the command finds errors itself
-            env.begin(write=True).abort()
-        done.set()
+        try:
+            with lmdb.open(str(folder), create=False, mode=0o600, max_readers=MAX_READERS) as env:
+                env.begin(write=True).abort()
+        except lmdb.Error:  # the command finds it itself
+            pass
+        finally:
+            done.set()
 
     threading.Thread(target=write_nothing, daemon=True).start()
     if not done.wait(LOCK_TIMEOUT_S):

@@ -24,12 +24,12 @@ def try_lock(descriptor: int) -> bool:
 
 def find_holder(path: Path) -> int | None:
     """Return a process that holds a lock on a file; None where the kernel does not say, as for one of another container."""
-    facts = path.stat()
-    device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
     try:
+        facts = path.stat()
         lines = KERNEL_LOCKS.read_text().splitlines()
-    except OSError:
+    except OSError:  # also where the file was moved away meanwhile
         return None
+    device = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}"
     for _, kind, _, _, process, file, *_ in map(str.split, lines):
         if (kind, file) == ("FLOCK", f"{device}:{facts.st_ino}") and int(process) > 0:  # "->" for one that waits
             return int(process)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from serving.contract.locks import hold_lock, hold_lock_unless, try_lock
+from serving.contract.locks import find_holder, hold_lock, hold_lock_unless, try_lock
 
 
 def is_free(path) -> bool:
@@ -29,3 +29,7 @@ def test_a_wait_for_a_lock_ends_without_it_when_stopped(tmp_path):
         with hold_lock_unless(path, stop):
             pass
         assert not is_free(path)  # the first holder has it still
+
+
+def test_the_holder_of_a_file_that_was_moved_away_is_not_known(tmp_path):
+    assert find_holder(tmp_path / "moved") is None
