@@ -6,16 +6,17 @@ The helpers of the store (live_helpers.py) state both, and the server's metrics 
 from __future__ import annotations
 
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from server import live_helpers
 from server.state import ServerState
-from serving.stages.live.measurements import PREFIX, SILENT
+from serving.stages.live.measurements import PREFIX, REDIS_SILENT, SILENT
 
 TIMEOUT_S = 2.0
-SILENT_S = 120.0  # as in the alert EventConsumerSilent
+SILENT_S = 120.0  # of either helper; as in the alert EventConsumerSilent
 WARNING = "WARNING: "
 LAGS = {"kafka_lag", "redis_lag"}  # of `observe`: other models have metrics of the live store, too
 
@@ -51,7 +52,7 @@ def read_values(state: ServerState) -> dict[str, float]:
         with urllib.request.urlopen(f"http://{state.host}:{state.ports.metrics}/metrics", timeout=TIMEOUT_S) as response:
             page = response.read().decode()
         samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return {}
     return {
         sample.name.removeprefix(f"{PREFIX}_"): sample.value
@@ -76,7 +77,11 @@ def _describe_kafka(values: dict[str, float]) -> tuple[bool, str]:
 
 def _describe_redis(values: dict[str, float]) -> tuple[bool, str]:
     """Return whether something is wrong, and the state of Redis in words."""
-    lag, deferred = int(values["redis_lag"]), int(values.get("redis_deferred", 0))
+    if REDIS_SILENT not in values:
+        return True, "not known, because `python -m live share` has not stated anything yet"
+    lag, silent_s, deferred = int(values["redis_lag"]), values[REDIS_SILENT], int(values["redis_deferred"])
+    if silent_s > SILENT_S:
+        return True, f"`python -m live share` has given no sign of life for {silent_s:.0f} s, so events wait"
     if values["redis_down"]:
         return True, f"not reachable, or it takes no events; {lag:,} events wait. It is tried again"
     if deferred:

@@ -35,7 +35,7 @@ STATED = {  # current values that the helpers state
     "redis_down": "1 while events cannot be shared in Redis",
     "redis_deferred": "Users and items whose events wait because their keys in Redis cannot be read",
 }
-SILENT = "kafka_silent_seconds"
+SILENT, REDIS_SILENT = "kafka_silent_seconds", "redis_silent_seconds"
 TIMES = {
     ACKNOWLEDGEMENT: "From a batch's arrival at the model until it is durable, quantiles of the latest ones",
     VISIBLE: "Age of an event as the answer that names it by `after` is prepared, quantiles of the latest ones",
@@ -96,6 +96,7 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measu
         yield Measurement(f"{PREFIX}_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
     for name, description in STATED.items():
         yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
-    if seen_ms := counters.get("kafka_seen_ms"):
-        description = "How long ago the consumer last stated its lag: if this grows, the consumer is down"
-        yield Measurement(f"{PREFIX}_{SILENT}", description, GAUGE, {}, max(now_ms - seen_ms, 0) / 1000)
+    for name, helper, counter in ((SILENT, "consume", "kafka_seen_ms"), (REDIS_SILENT, "share", "redis_seen_ms")):
+        if seen_ms := counters.get(counter):
+            description = f"How long ago `live {helper}` last stated how it is: if this grows, it is down"
+            yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, max(now_ms - seen_ms, 0) / 1000)

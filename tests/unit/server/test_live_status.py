@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from server import __main__ as commands
 from server import live_helpers
+from server.live_status import read_values
 from server.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
@@ -22,7 +25,7 @@ from tests.tags import draw_tag, run_tagged
 
 KAFKA, REDIS = "Kafka at broker:9092, topic shop", "Redis at one:6379,two:6379"
 WELL = {"kafka_broker_down": 0, "kafka_topic_missing": 0, "kafka_lag": 0, "kafka_silent_seconds": 1.5}
-WELL |= {"redis_down": 0, "redis_lag": 0, "redis_deferred": 0}
+WELL |= {"redis_down": 0, "redis_lag": 0, "redis_deferred": 0, "redis_silent_seconds": 1.5}
 
 
 def name_in_settings(repo: Path) -> None:
@@ -81,6 +84,7 @@ def test_each_is_reachable_and_so_many_behind(told):
         ({"kafka_topic_missing": 1}, f"{KAFKA}: reachable, but it does not have the topic. Create it"),
         ({"kafka_silent_seconds": 300}, f"{KAFKA}: its consumer has given no sign of life for 300 s, so messages wait"),
         ({"redis_down": 1, "redis_lag": 40}, f"{REDIS}: not reachable, or it takes no events; 40 events wait."),
+        ({"redis_silent_seconds": 300}, f"{REDIS}: `python -m live share` has given no sign of life for 300 s, so events wait"),
         ({"redis_deferred": 2}, f"{REDIS}: reachable, 0 events behind; 2 keys cannot be read, so their events wait"),
     ],
 )
@@ -95,8 +99,27 @@ def test_what_is_not_known_is_said_to_be_unknown(told):
     assert [line.partition(": not known, because ")[2][:20] for line in told({})] == ["the metrics page of "] * 2
     others = {"visible_seconds": 0.1, "free_item_rows": 5}  # of other models than `observe`
     assert [line.partition(": not known, because ")[2][:20] for line in told(others)] == ["the metrics page of "] * 2
-    without = {name: value for name, value in WELL.items() if name != "kafka_silent_seconds"}
-    assert "its consumer has not stated anything yet" in told(without)[0]
+    without = {name: value for name, value in WELL.items() if not name.endswith("silent_seconds")}
+    assert [
+        line.partition(": not known, because ")[2].partition(" has not stated anything yet")[0] for line in told(without)
+    ] == [
+        "its consumer",
+        "`python -m live share`",
+    ]
+
+
+def test_a_page_that_is_not_http_says_nothing(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1_000)
+                connection.sendall(b"-ERR unknown command\r\n\r\n")  # of a Redis that has the port by now
+
+        threading.Thread(target=answer, daemon=True).start()
+        ports = replace(find_free_ports(), metrics=listener.getsockname()[1])
+        assert read_values(ServerState(1, "tag", tmp_path, tmp_path / "log", ports, generation=1)) == {}
 
 
 def test_a_helper_that_does_not_run_is_told(tmp_path, monkeypatch):
