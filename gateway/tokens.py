@@ -42,9 +42,12 @@ def read_tokens(file: Path) -> dict[str, str]:
 
 
 def _read_own_text(file: Path) -> str:
-    """Return the text of a file. Raises ConfigError where other users may read or change it: who can add a line has a token."""
-    text, mode = _read_text(file), stat.S_IMODE(file.stat().st_mode)
-    if mode & 0o077:
+    """Return the text of a file. Raises ConfigError where other users may read or change it: who can add a line has a token.
+
+    In a folder that only its owner may enter, its own mode does not matter: containers read it there as another user.
+    """
+    text, mode, folder = _read_text(file), stat.S_IMODE(file.stat().st_mode), file.resolve().parent
+    if mode & 0o077 and folder.stat().st_mode & 0o011:
         raise ConfigError(
             f"{file} has mode {mode:04o}; expected 0600, so that other users can neither read nor change it. "
             f"Look for lines that are not yours, and run `chmod 600 {file}`."

@@ -107,10 +107,21 @@ def test_a_file_of_tokens_that_others_may_read_or_change_gets_no_further_one(tmp
     file = tmp_path / "tokens.txt"
     new_token(file, "shop")
     file.chmod(0o640)
+    tmp_path.chmod(0o710)
     with pytest.raises(ConfigError, match=f"has mode 0640; expected 0600.* run `chmod 600 {file}`"):
         new_token(file, "mail")
     file.chmod(0o600)
     new_token(file, "mail")
+
+
+def test_a_file_of_tokens_in_a_folder_that_others_cannot_enter_gets_a_further_one(tmp_path):
+    """As with Compose, where the user of the container reads the file (deploy/README.md)."""
+    file = tmp_path / "tokens.txt"
+    new_token(file, "shop")
+    file.chmod(0o644)
+    tmp_path.chmod(0o700)
+    new_token(file, "mail")
+    assert sorted(read_tokens(file).values()) == ["mail", "shop"]
 
 
 def test_a_folder_in_place_of_a_file_of_tokens_is_refused(tmp_path):
