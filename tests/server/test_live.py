@@ -222,7 +222,7 @@ def test_perf_live_sends_events_beside_requests(shop):
     rng = np.random.default_rng(0)
     with connect(shop.site.grpc_url) as exchange:
         probes = Probes(shop, exchange, ask_first_items(shop, exchange, shop.draw_users(10, rng)))
-        run = run_round(shop, exchange, 20.0, Events(40.0, per_request=2), probes, 1.0, rng)
+        run = run_round(shop, exchange, 200.0, Events(40.0, per_request=2), probes, 1.0, rng)
     assert run.events > len(probes.changed_ns) == len(probes.durable_ns) > 0
     assert (run.refused, probes.stale) == (0, 0)
     assert len(run.recommend_ns) > 0

@@ -94,8 +94,7 @@ def test_a_changed_artifact_is_not_served(shop, monkeypatch):
     path.chmod(0o644)
     path.write_bytes(published[:-2] + b"\n\n")
     shop.wait(lambda: not shop.is_ready())
-    condition = examine(shop.state.grpc_url, shop.state)
-    assert "stage.json is not the file that was published" in condition.fault
+    shop.wait(lambda: "stage.json is not the file that was published" in examine(shop.state.grpc_url, shop.state).fault)
     before, ports = shop.state, shop.state.ports
     numbers = ["--grpc-port", str(ports.grpc), "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
     with pytest.raises(ArtifactError, match=r"stage\.json is not the file that was published.* and nothing stopped\."):
