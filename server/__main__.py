@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from repository.generations import drop_challenger, list_published_generations, pin
-from repository.models import check_backends, hash_manifest, read_repository
+from repository.models import hash_manifest
 from repository.registry import SERVER, record_act
 from server import control, experiment, gateway, rules, watch
 from server.challenger_files import drop_damaged_challenger, end_without_champion
@@ -20,7 +20,7 @@ from server.control import clear_stale, find_running_servers, stop_server
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import find_pinned_generation, find_served_generation
 from server.health import is_ready, wait_ready
-from server.integrity import ArtifactCheck, find_other_intact
+from server.integrity import MEND, choose_generation
 from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.live_status import describe_redis_and_kafka
 from server.lock import hold_start_lock
@@ -28,7 +28,7 @@ from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
 from server.state import ServerState, find_unreadable_states, read_known_servers
-from serving.contract.errors import ArtifactError, ConfigError, RecommenderError, ServerError, run_program
+from serving.contract.errors import ConfigError, RecommenderError, ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
@@ -38,7 +38,6 @@ app.add_typer(experiment.app, name="experiment")
 
 DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": "", "follow_pin": False}
 
-MEND = "Put the files back as they were published, or export the repository again (`make export`)"
 
 Settings = dict[str, int | bool | str | None]
 
@@ -188,7 +187,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     server.check_settings()
     if left_out := drop_damaged_challenger(repo):  # before the models are read: without its folder, they cannot be
         typer.echo(f"WARNING: {left_out}.", err=True)
-    generation, damage = _choose_generation(repo)
+    generation, damage = choose_generation(repo)
     if running and fault:
         typer.echo(f"starting again: {fault}: {_describe(running)}")
     if running:
@@ -207,25 +206,6 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         _try_to_write(partial(record_act, repo, "pinned", generation, reason=damage, author=SERVER))
     typer.echo(f"ready: {_describe(server.state)}")
     return server.state
-
-
-def _choose_generation(repo: Path) -> tuple[int, str]:
-    """Return the generation to start with, and what is damaged in the pinned one, "" if nothing is.
-
-    Raises ArtifactError when no generation is intact or the configs do not pin exactly one, ConfigError for a repository that
-    cannot be served here.
-    """
-    check_backends(read_repository(repo))
-    pinned = read_pinned_generation(repo)
-    damage = ArtifactCheck(repo, pinned).read_all()
-    if not damage:
-        return pinned, ""
-    if generation := find_other_intact(repo, pinned):
-        return generation, damage
-    raise ArtifactError(
-        f"{damage}. No other generation in {repo} is intact. Expected one that is as it was published, so nothing was started "
-        f"and nothing stopped. {MEND}, then start again."
-    )
 
 
 def _end_experiment(repo: Path, generation: int, damage: str) -> None:

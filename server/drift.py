@@ -6,14 +6,13 @@ A generation's drift is known to the processes that serve it alone, so it is wri
 from __future__ import annotations
 
 import math
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
+from server.metrics_page import read_samples
 from serving.contract.distributions import LEAST_INDEPENDENT
 
-TIMEOUT_S = 2.0
 PSI, BOUND = "recommender_drift_psi", "recommender_drift_psi_bound"
 INDEPENDENT = "recommender_drift_independent_requests"
 
@@ -26,11 +25,9 @@ def describe_drift(page_url: str, generation: int) -> str:
     Windows that are worth too few independent requests are not judged, and named.
     """
     try:
-        with urllib.request.urlopen(page_url, timeout=TIMEOUT_S) as response:
-            page = response.read().decode()
+        values = choose_values(read_samples(page_url, generation))
     except (OSError, ValueError) as error:
         return f"its drift is not known ({error})"
-    values = read_values(page, generation)
     drifts = sorted(find_farthest(values), reverse=True)
     moved = [f"{name} (PSI {psi:.2g}, by chance {bound:.2g})" for over, name, psi, bound in drifts if over > 1]
     if not drifts:
@@ -46,14 +43,13 @@ def describe_drift(page_url: str, generation: int) -> str:
     return verdict if drifts else f"{verdict} (no full window of requests)"
 
 
-def read_values(page: str, generation: int) -> Values:
-    """Return the values of PSI, BOUND and INDEPENDENT of a generation."""
+def choose_values(samples: Sequence[Sample]) -> Values:
+    """Return the values of PSI, BOUND and INDEPENDENT."""
     values: Values = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name in (PSI, BOUND, INDEPENDENT) and sample.labels.get("version") == str(generation):
-                watched = sample.labels["watched" if sample.name == INDEPENDENT else "feature"]
-                values[sample.name, watched, sample.labels.get("instance", "")] = sample.value
+    for sample in samples:
+        if sample.name in (PSI, BOUND, INDEPENDENT):
+            watched = sample.labels["watched" if sample.name == INDEPENDENT else "feature"]
+            values[sample.name, watched, sample.labels.get("instance", "")] = sample.value
     return values
 
 

@@ -17,10 +17,13 @@ from typing import NamedTuple
 from repository.challenger import read_challengers
 from repository.file_stamps import read_stamp
 from repository.generations import list_published_generations
-from repository.models import read_published_digests
+from repository.models import check_backends, read_published_digests, read_repository
 from repository.registry import find_unaccepted, read_acts
 from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, REMEDY, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
+from serving.contract.generations import read_pinned_generation
+
+MEND = "Put the files back as they were published, or export the repository again (`make export`)"
 
 
 class PublishedFile(NamedTuple):
@@ -97,6 +100,25 @@ class ArtifactCheck:
 def is_intact(repo: Path, generation: int) -> bool:
     """Return whether every file of a generation is as it was published."""
     return not ArtifactCheck(repo, generation).read_all()
+
+
+def choose_generation(repo: Path) -> tuple[int, str]:
+    """Return the generation to start with, and what is damaged in the pinned one, "" if nothing is.
+
+    Raises ArtifactError when no generation is intact or the configs do not pin exactly one, ConfigError for a repository that
+    cannot be served here.
+    """
+    check_backends(read_repository(repo))
+    pinned = read_pinned_generation(repo)
+    damage = ArtifactCheck(repo, pinned).read_all()
+    if not damage:
+        return pinned, ""
+    if generation := find_other_intact(repo, pinned):
+        return generation, damage
+    raise ArtifactError(
+        f"{damage}. No other generation in {repo} is intact. Expected one that is as it was published, so nothing was started "
+        f"and nothing stopped. {MEND}, then start again."
+    )
 
 
 def find_other_intact(repo: Path, generation: int) -> int | None:

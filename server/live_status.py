@@ -5,17 +5,13 @@ The helpers of the store (live_helpers.py) state both, and the server's metrics 
 
 from __future__ import annotations
 
-import urllib.request
-from http.client import HTTPException
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from server import live_helpers
+from server.metrics_page import read_samples
 from server.state import ServerState
 from serving.stages.live.measurements import PREFIX, REDIS_SILENT, SILENT
 
-TIMEOUT_S = 2.0
 SILENT_S = 120.0  # of either helper; as in the alert EventConsumerSilent
 WARNING = "WARNING: "
 LAGS = {"kafka_lag", "redis_lag"}  # of `observe`: other models have metrics of the live store, too
@@ -49,16 +45,10 @@ def describe_redis_and_kafka(state: ServerState, run_dir: Path) -> list[str]:
 def read_values(state: ServerState) -> dict[str, float]:
     """Return what the served generation's metrics say of its live store, by name without prefix; {} if they cannot be read."""
     try:
-        with urllib.request.urlopen(f"http://{state.host}:{state.ports.metrics}/metrics", timeout=TIMEOUT_S) as response:
-            page = response.read().decode()
-        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    except (OSError, ValueError, HTTPException):
+        samples = read_samples(f"http://{state.host}:{state.ports.metrics}/metrics", state.generation)
+    except (OSError, ValueError):
         return {}
-    return {
-        sample.name.removeprefix(f"{PREFIX}_"): sample.value
-        for sample in samples
-        if sample.name.startswith(PREFIX) and sample.labels.get("version") == str(state.generation)
-    }
+    return {sample.name.removeprefix(f"{PREFIX}_"): sample.value for sample in samples if sample.name.startswith(PREFIX)}
 
 
 def _describe_kafka(values: dict[str, float]) -> tuple[bool, str]:

@@ -62,3 +62,10 @@ def test_features_without_a_bound_are_not_counted(page):
 
 def test_a_page_that_does_not_answer_is_said(page):
     assert describe_drift("http://127.0.0.1:9/metrics", 1).startswith("its drift is not known (")
+
+
+def test_a_page_without_metrics_is_said(page):
+    page.append("{ this is no metric")
+    said = describe_drift(page[0], 1)
+    assert said.startswith("its drift is not known (")
+    assert "no full window" not in said

@@ -36,6 +36,7 @@ from tests.repositories import copy_generation, copy_lean_repository, copy_small
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
+from tests.unit.server.three_generations import make_repository_with_experiment
 from tests.unit.server.unwritable import make_unwritable
 
 SETTINGS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": "127.0.0.1", "no_http": False, "tls": "", "follow_pin": False}
@@ -289,13 +290,7 @@ def test_a_damaged_challenger_beside_a_damaged_champion_is_left_out(tmp_path, st
 @pytest.mark.parametrize(("others", "chosen"), [((1,), 1), ((), 3)])
 def test_a_challenger_answers_in_place_of_a_damaged_champion_only_where_no_other_is_intact(others, chosen, tmp_path, start):
     """The experiment of a champion that is left ends, with this as the reason."""
-    repo, ports = copy_lean_repository(tmp_path / "shop"), find_free_ports()
-    for model in list(repo.glob("*/1")):
-        for generation in ("2", "3"):
-            copy_to_change(model, model.with_name(generation))
-    write_challenger(repo, 3)
-    write_pins(repo, 2)
-    start_experiment(repo, Experiment("spring", 2, 3, 0.5))
+    repo, ports = make_repository_with_experiment(tmp_path / "shop"), find_free_ports()
     if not others:
         damage(repo, 1)
     path = damage(repo, 2)

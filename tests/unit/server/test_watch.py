@@ -19,9 +19,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from repository.challenger import write_challenger
-from repository.experiments import find_running, start_experiment
-from repository.generations import pin, write_pins
+from repository.experiments import find_running
+from repository.generations import pin
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE, read_acts
 from repository.tables import find_tables_settings
@@ -36,11 +35,11 @@ from server.watch import TICK_S, Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
-from serving.live.experiment import Experiment
 from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository, copy_to_change
+from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import write_wheel
+from tests.unit.server.three_generations import make_repository_with_experiment
 from tests.unit.server.unwritable import make_unwritable
 from tests.waiting import until
 
@@ -206,13 +205,7 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
 
 @pytest.mark.usefixtures("installed_double")
 def test_a_damaged_champion_is_left_for_the_generation_before_and_its_experiment_stops(state, tmp_path, said):
-    repo = copy_lean_repository(tmp_path / "shop")
-    for model in list(repo.glob("*/1")):
-        for generation in ("2", "3"):
-            copy_to_change(model, model.with_name(generation))
-    write_challenger(repo, 3)
-    write_pins(repo, 2)
-    start_experiment(repo, Experiment("spring", 2, 3, 0.5))
+    repo = make_repository_with_experiment(tmp_path / "shop")
     state = replace(state, repo=repo, generation=2, settings=SETTINGS)
     state.save(tmp_path)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
