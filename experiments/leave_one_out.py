@@ -1,6 +1,6 @@
 """Measure leave-one-out quality, as papers on sequential recommendation do: served lists, baselines and published figures.
 
-    python -m experiments.leave_one_out --data amazon-sports --seeds 0,1,2
+    python -m experiments.leave_one_out --data amazon-sports --seeds 0,1,2 [--resume]
 
     each user's events:  e1 e2 … │ validation │ test
                          models learn from e1 e2 … alone; settings are chosen on the validation items
@@ -10,23 +10,29 @@ user has seen. Every event counts as a positive, whatever its rating. Compared a
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
     SASRec       a plain transformer with sampled softmax (training/models/sequence.py without knowledge of times): every
-                 shape of SHAPES is trained; the one that finds the most validation items learns from these items too
+                 shape of SHAPES is trained with the first seed; the one that finds the most validation items learns from
+                 these items too, with every seed
     popularity, item-kNN, EASE    settings chosen on the validation items; they learn from these items too
 
-Published figures that an answer may be compared with are in PUBLISHED. Hours per data set and seed, on two cores.
+Published figures that an answer may be compared with are in PUBLISHED. Hours per data set and seed, on two cores: each part
+is kept in WORK once it is measured, and --resume takes what is kept there.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, Seeds, finish, read_machine
@@ -42,7 +48,7 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
 from training.dataset.matrix import make_matrix
-from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
+from training.evaluation.baselines import GRIDS, Split, search
 from training.evaluation.metrics import coverage, ndcg_at, rank_top_k, recall_at
 from training.features.build import Examples
 from training.models.sequence import SequenceModel, SequenceShape
@@ -102,15 +108,40 @@ class Quality:
         return cls(float(recall), float(ndcg), coverage(positions, n_items))
 
 
-def measure(dataset: Dataset, repository: Path, seed: int, console: Console) -> dict[str, Quality]:
-    """Return the quality of what is served and of SASRec, which depend on the seed."""
+Qualities = dict[str, list[Quality]]  # by what answered
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run measured so far, in a JSON file of values by part, so that a run of hours can be resumed.
+
+    The file holds no trace of the code that measured: resume only what the same code began.
+    """
+
+    path: Path
+
+    def take(self, part: str, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Return the values of a part: from the file, or measured now and added to it."""
+        known = json.loads(self.path.read_text()) if self.path.exists() else {}
+        if part not in known:
+            known[part] = measure()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(known))
+        return known[part]
+
+
+def measure_served(dataset: Dataset, repository: Path, seed: int, console: Console) -> Quality:
+    """Return the quality of the lists that the whole pipeline serves."""
     parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
-    targets = np.searchsorted(item_ids, parts.events["item_id"].to_numpy()[parts.test])
     settings = Settings(pipeline=PipelineSettings(seed=seed), training=TrainingSettings(minutes=MINUTES))
     build_repository(take_part(dataset, parts, parts.learned), repository, settings, console)
-    served = np.searchsorted(item_ids, ask_served(repository, dataset, parts))
-    answers = {SERVED: served, SASREC: answer_by_sasrec(dataset, parts, seed, console)}
-    return {name: Quality.of(positions, targets, len(item_ids)) for name, positions in answers.items()}
+    positions = np.searchsorted(item_ids, ask_served(repository, dataset, parts))
+    return Quality.of(positions, find_targets(dataset, parts), len(item_ids))
+
+
+def find_targets(dataset: Dataset, parts: Parts) -> np.ndarray:
+    """Return int64 [U]: the positions of the test items."""
+    return np.searchsorted(dataset.items["item_id"].to_numpy(), parts.events["item_id"].to_numpy()[parts.test])
 
 
 def take_part(dataset: Dataset, parts: Parts, rows: np.ndarray) -> Dataset:
@@ -134,18 +165,21 @@ def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
     return np.where(answers == PAD_ID, np.iinfo(np.int64).max, answers)
 
 
-def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console) -> np.ndarray:
-    """Return int64 [U, 20] positions from the shape that finds most validation items, trained once more with them."""
-    log = encode_log(dataset, parts)
-    items, n_items, found = log[1], len(dataset.items), []
-    for shape in SHAPES:
-        model = fit_sasrec(log, parts.learned, n_items, shape, seed)
-        quality = Quality.of(ask_model(model, log, parts.validation, n_items), items[parts.validation], n_items)
-        console.print(f"SASRec of width {shape.width}, dropout {shape.dropout}: validation NDCG@10 {quality.ndcg_at_10:.4f}")
-        found.append(quality.ndcg_at_10)
+def validate_sasrec(dataset: Dataset, shape: SequenceShape, seed: int) -> Quality:
+    """Return how well a shape finds the validation items."""
+    parts = Parts.of(dataset)
+    log, n_items = encode_log(dataset, parts), len(dataset.items)
+    model = fit_sasrec(log, parts.learned, n_items, shape, seed)
+    return Quality.of(ask_model(model, log, parts.validation, n_items), log[1][parts.validation], n_items)
+
+
+def measure_sasrec(dataset: Dataset, shape: SequenceShape, seed: int) -> Quality:
+    """Return how well a shape finds the test items once it has learned from the validation items as well."""
+    parts = Parts.of(dataset)
+    log, n_items = encode_log(dataset, parts), len(dataset.items)
     known = np.sort(np.concatenate([parts.learned, parts.validation]))
-    model = fit_sasrec(log, known, n_items, SHAPES[int(np.argmax(found))], seed)
-    return ask_model(model, log, parts.test, n_items)
+    model = fit_sasrec(log, known, n_items, shape, seed)
+    return Quality.of(ask_model(model, log, parts.test, n_items), log[1][parts.test], n_items)
 
 
 def fit_sasrec(
@@ -192,41 +226,60 @@ def find_earlier_items(users: np.ndarray, items: np.ndarray, rows: np.ndarray, n
     return sp.csr_matrix(entries, shape=(len(rows), n_items))
 
 
-def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
-    """Yield the baselines, which no seed changes. EASE is left out where its matrices are too large to invert."""
+def measure_baseline(dataset: Dataset, name: str) -> Quality:
+    """Return the quality of one of BASELINES, which no seed changes."""
     parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
     user_ids = np.unique(parts.events["user_id"].to_numpy()[parts.test])
-    learned, validation, test = (
+    learned, validation = (
         make_matrix(parts.events.iloc[rows], user_ids, item_ids)
         for rows in (
             parts.learned[np.isin(parts.events["user_id"].to_numpy()[parts.learned], user_ids)],
             parts.validation,
-            parts.test,
         )
     )
     before = learned.maximum(validation)
     tuned = Split(learned, learned, validation - validation.multiply(learned))
-    targets = np.asarray(test.argmax(axis=1)).ravel()
-    for name in BASELINES:
-        if name == "EASE" and min(before.shape) > GRAM_LIMIT:
-            continue
-        fit, grid = GRIDS[name]
-        scores = fit(before, **(search(fit, grid, tuned) if grid else {}))
-        users = split_blocks(np.arange(len(user_ids)), 512)
-        positions = np.concatenate([rank_top_k(scores(block), before[block], LIST_LENGTH) for block in users])
-        yield name, Quality.of(positions, targets, len(item_ids))
+    fit, grid = GRIDS[name]
+    scores = fit(before, **(search(fit, grid, tuned) if grid else {}))
+    users = split_blocks(np.arange(len(user_ids)), 512)
+    positions = np.concatenate([rank_top_k(scores(block), before[block], LIST_LENGTH) for block in users])
+    return Quality.of(positions, find_targets(dataset, parts), len(item_ids))
 
 
-def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Quality]) -> list[Figure]:
-    """Return the figures. seeded: qualities of SERVED and SASREC, by seed; fixed: of the baselines"""
+def measure(dataset: Dataset, seeds: list[int], measured: Measured, console: Console) -> tuple[Qualities, SequenceShape]:
+    """Return the qualities and the shape of SASRec that was chosen, with the first of the seeds."""
+
+    def take(part: str, measure_part: Callable[[], Quality]) -> Quality:
+        quality = Quality(**measured.take(part, lambda: asdict(measure_part())))
+        console.print(f"{part}: NDCG@10 {quality.ndcg_at_10:.4f}")
+        return quality
+
+    repository, validated = WORK / dataset.description.name, []
+    fixed = {name: [take(name, partial(measure_baseline, dataset, name))] for name in BASELINES}
+    for shape in SHAPES:
+        validated.append(take(f"validation of {describe(shape)}", partial(validate_sasrec, dataset, shape, seeds[0])))
+    best = SHAPES[int(np.argmax([quality.ndcg_at_10 for quality in validated]))]
+    sasrec = [take(f"{describe(best)}, seed {seed}", partial(measure_sasrec, dataset, best, seed)) for seed in seeds]
+    served = [take(f"served, seed {seed}", partial(measure_served, dataset, repository, seed, console)) for seed in seeds]
+    return {SERVED: served, SASREC: sasrec, **fixed}, best
+
+
+def describe(shape: SequenceShape) -> str:
+    return f"SASRec of width {shape.width} and dropout {shape.dropout:g}"
+
+
+def make_figures(name: str, qualities: Qualities) -> list[Figure]:
+    """Return the figures. qualities: of SERVED and SASREC, by seed; of the baselines, one each"""
     figures = []
-    for answerer in (SERVED, SASREC, *fixed):
-        rounds = [fixed[answerer]] if answerer in fixed else [qualities[answerer] for qualities in seeded]
+    for answerer, rounds in qualities.items():
         figures.append(Figure(name=f"{answerer}: Recall@10", values=[quality.recall_at_10 for quality in rounds]))
         figures.append(Figure(name=f"{answerer}: NDCG@10", values=[quality.ndcg_at_10 for quality in rounds]))
         figures.append(Figure(name=f"{answerer}: coverage", values=[quality.coverage for quality in rounds]))
-    for measure_name, title in (("recall_at_10", "Recall@10"), ("ndcg_at_10", "NDCG@10")):
-        ratios = [getattr(q[SERVED], measure_name) / getattr(q[SASREC], measure_name) for q in seeded]
+    pairs = list(zip(qualities[SERVED], qualities[SASREC], strict=True))
+    for title, ratios in (
+        ("Recall@10", [served.recall_at_10 / sasrec.recall_at_10 for served, sasrec in pairs]),
+        ("NDCG@10", [served.ndcg_at_10 / sasrec.ndcg_at_10 for served, sasrec in pairs]),
+    ):
         figures.append(Figure(name=f"served over SASRec: {title}", values=ratios, unit="x", at_least=1.1))
     for model, recall, ndcg in PUBLISHED.get(name, ()):
         figures.append(Figure(name=f"published, {model}: Recall@10", values=[recall]))
@@ -237,6 +290,7 @@ def make_figures(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Q
 def main(
     data: DataSets = DATA,
     seeds: Seeds = "0,1,2",
+    resume: Annotated[bool, typer.Option("--resume", help="take what an interrupted run of the same code measured")] = False,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure Recall@10 and NDCG@10 of each user's last item: the served lists, baselines, and published figures."""
@@ -244,11 +298,16 @@ def main(
     for source in data:
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name
-        fixed = dict(measure_baselines(dataset))
-        seeded = [measure(dataset, WORK / name, int(seed), console) for seed in seeds.split(",")]
-        conditions = f"last item of each user, all items ranked, seeds {seeds}, [training] minutes = {MINUTES:g}, in process"
+        measured = Measured(WORK / f"{name}.json")
+        if not resume:
+            measured.path.unlink(missing_ok=True)
+        qualities, shape = measure(dataset, [int(seed) for seed in seeds.split(",")], measured, console)
+        conditions = (
+            f"last item of each user, all items ranked, seeds {seeds}, [training] minutes = {MINUTES:g}, in process; "
+            f"{describe(shape)} found the most validation items, of {len(SHAPES)} shapes"
+        )
         command = f"python -m experiments.leave_one_out --data {source} --seeds {seeds}"
-        figures = make_figures(name, seeded, fixed)
+        figures = make_figures(name, qualities)
         finish(f"leave-one-out-{name}", f"Leave one out on {name}", command, conditions, figures, results, machine)
 
 

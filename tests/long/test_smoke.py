@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 
 import numpy as np
@@ -183,8 +183,15 @@ def smoke_leave_one_out(context: Context) -> list[Figure]:
     untaught = leave_one_out.ask_model(SequenceModel(n_items, SequenceShape(width=8)), log, parts.test, n_items)
     assert not (untaught == log[1][parts.validation][:, None]).any()  # what the user had is not asked for
     answers = {leave_one_out.SERVED: served, leave_one_out.SASREC: untaught}
-    qualities = {name: leave_one_out.Quality.of(positions, wanted, n_items) for name, positions in answers.items()}
-    return leave_one_out.make_figures("amazon-sports", [qualities], dict(leave_one_out.measure_baselines(dataset)))
+    qualities = {name: [leave_one_out.Quality.of(positions, wanted, n_items)] for name, positions in answers.items()}
+    measured = leave_one_out.Measured(context.folder / "leave-one-out.json")
+    for name in leave_one_out.BASELINES:
+        values = asdict(leave_one_out.measure_baseline(dataset, name))
+        measured.take(name, values.copy)
+        resumed = leave_one_out.Measured(measured.path).take(name, dict)
+        assert resumed == values
+        qualities[name] = [leave_one_out.Quality(**resumed)]
+    return leave_one_out.make_figures("amazon-sports", qualities)
 
 
 def smoke_scale(context: Context) -> list[Figure]:
