@@ -116,8 +116,10 @@ class RerankOutputs:
         free = [place for place in range(min(settings.newcomer_place + 1, columns.shape[1])) if place not in pinned]
         if free:
             seed = hash_seed(NEW_ITEMS_SEED, self.generation)
-            first, blocked = len(self.items.ids), self.rules.items["blocked"]
-            arguments = (positions, first, self.items.n_items, blocked, user_ids, seed, settings.newcomer_share, free[-1])
+            floor = self.rules.config.provider_floor
+            rules = self.rules.items, float(floor.share) if floor else 0.0
+            first, end = len(self.items.ids), self.items.n_items
+            arguments = (positions, first, end, *rules, user_ids, seed, settings.newcomer_share, free[-1])
             explore_newcomers(columns, propensities, *arguments)
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import find_experiment_folder
 from serving.stages.live.listed_items import explore_newcomers
+from serving.stages.rules.config import ITEM_RULES, NO_CAP
 from serving.stages.rules.rules import hash_seed
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.trials.logs import events, exposures, observe
@@ -97,8 +98,9 @@ def show_new_items(generation: int, users: int, share: float) -> tuple[list[list
     """Return lists of items 1, 3, 4 in which a share of the users sees item 2 or 5 in second place, and their propensities."""
     items = np.array([1, 3, 4, 2, 5])
     columns, chances = np.tile(np.arange(3), (users, 1)), np.ones((users, 3), np.float32)
-    positions, nothing = np.tile(np.array([0, 1, 2, 6, 7]), (users, 1)), np.zeros(9, bool)
-    explore_newcomers(columns, chances, positions, 6, 8, nothing, np.arange(users), hash_seed(0, generation), share, 1)
+    positions, rules = np.tile(np.array([0, 1, 2, 6, 7]), (users, 1)), np.zeros(9, ITEM_RULES)
+    rules["cap"] = NO_CAP
+    explore_newcomers(columns, chances, positions, 6, 8, rules, 0.0, np.arange(users), hash_seed(0, generation), share, 1)
     return items[columns].tolist(), chances.tolist()
 
 

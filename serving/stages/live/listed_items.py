@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content, get_text
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, ITEM_RULES, NEVER, NO_CAP, OVER_CAP, PROVIDER
-from serving.stages.rules.passes import draw_uniform
+from serving.stages.rules.passes import ROUNDING, draw_uniform
 from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.rules.rules import Rules
 
@@ -138,11 +139,13 @@ def keep_newcomers(columns, is_newcomer):
 
 
 @compiled
-def explore_newcomers(columns, propensities, positions, first, end, blocked, user_ids, seed, share, place):
+def explore_newcomers(columns, propensities, positions, first, end, items, floor_share, user_ids, seed, share, place):
     """Put a new item at `place` of a `share` of the lists, unless one is there or earlier. A user always gets the same item.
 
+    The rules come first: pinned items stay where they are, and only new items that `may_be_shown` are drawn.
+
     columns: int64 [B, K] columns of the served items, -1 = none, changed in place; positions: int64 [B, M] item positions
-    first, end: new items have the positions first … end - 1; blocked: bool [n_items + 1], by the rules
+    first, end: new items have the positions first … end - 1; items: ITEM_RULES [n_items + 1]; floor_share: of the provider floor
     propensities: float32 [B, K], by place, as the rules state them, changed in place: at `place`, share / new items
         for a new item, and 1 - share for the item of a list that does not explore. UNKNOWN where both draws decide: from
         `place` on if the rules drew up to there, else in the places that they drew and a new item moved.
@@ -151,7 +154,7 @@ def explore_newcomers(columns, propensities, positions, first, end, blocked, use
         list_columns, list_propensities, best, least, n_new = columns[row], propensities[row], -1, 2.0, 0
         for column in range(positions.shape[1]):
             position = positions[row, column]
-            if first <= position < end and not blocked[position]:
+            if first <= position < end and may_be_shown(column, list_columns, positions[row], items, floor_share, place):
                 n_new += 1
                 draw = draw_uniform(seed, user_ids[row], position)
                 if draw < least:
@@ -169,11 +172,14 @@ def explore_newcomers(columns, propensities, positions, first, end, blocked, use
         if draw_uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
             list_propensities[place] *= 1.0 - share
             continue
-        target = place
-        while target < len(list_columns) - 1 and list_columns[target] != best and list_columns[target] >= 0:
-            target += 1
-        for later in range(target, place, -1):
-            list_columns[later], list_propensities[later] = list_columns[later - 1], list_propensities[later - 1]
+        target = find_target(best, list_columns, positions[row], items, place)
+        later = target
+        while later > place:
+            earlier = later - 1
+            while is_pinned(list_columns[earlier], positions[row], items):  # `place` itself is free
+                earlier -= 1
+            list_columns[later], list_propensities[later] = list_columns[earlier], list_propensities[earlier]
+            later = earlier
         list_columns[place] = best
         list_propensities[place] *= share / n_new
         is_drawn = False
@@ -181,3 +187,51 @@ def explore_newcomers(columns, propensities, positions, first, end, blocked, use
             is_drawn |= later <= target and list_propensities[later] != 1.0
             if is_drawn:
                 list_propensities[later] = UNKNOWN
+
+
+@compiled
+def is_pinned(column, positions, items):
+    """Return whether the rules pin the item of a column, -1 = none. positions: int64 [M]"""
+    return column >= 0 and items[positions[column]].zone < 0
+
+
+@compiled
+def find_target(column, list_columns, positions, items, place):
+    """Return the place that a new item leaves empty, or fills, when it moves to `place`: its own, or the last free one."""
+    target = place
+    for later in range(place + 1, len(list_columns)):
+        if list_columns[target] == column or list_columns[target] < 0:
+            break
+        if not is_pinned(list_columns[later], positions, items):
+            target = later
+    return target
+
+
+@compiled
+def may_be_shown(column, list_columns, positions, items, floor_share, place):
+    """Return whether blocked items, pins, price cap, caps and provider floor let a new item be shown at `place` of a list.
+
+    column: of the new item; list_columns: int64 [K], the list; positions: int64 [M]
+    """
+    item = items[positions[column]]
+    if item.blocked or item.zone != 0 or item.behind == ABOVE_PRICE_CAP:
+        return False
+    for kind in range(len(item.group)):
+        alike = 0
+        for other in list_columns:
+            alike += other >= 0 and other != column and items[positions[other]].group[kind] == item.group[kind]
+        if alike >= item.cap[kind]:
+            return False
+    if floor_share <= 0.0 or item.in_floor_group:
+        return True
+    target = find_target(column, list_columns, positions, items, place)
+    n_free = n_favoured = 0
+    for later in range(target + 1):
+        if list_columns[later] < 0 or is_pinned(list_columns[later], positions, items):
+            continue
+        favoured = items[positions[list_columns[later]]].in_floor_group
+        n_free += 1
+        if later >= place and favoured and n_favoured < math.floor(floor_share * n_free + ROUNDING):
+            return False  # the item moves one place back, and the places up to here would have one too few
+        n_favoured += favoured
+    return True

@@ -16,7 +16,7 @@ from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER
 from serving.stages.rules.propensities import UNKNOWN, compute_propensities
 
-_ROUNDING = 1e-9  # tolerance of share * count against a whole number
+ROUNDING = 1e-9  # tolerance of share * count against a whole number
 
 
 class Passes(NamedTuple):
@@ -240,7 +240,7 @@ def raise_floor(work, n_pinned, n_kept, count, share):
         if get_item(work, place).in_floor_group:
             places[n_lifted] = place
             n_lifted += 1
-            deadline = math.ceil(n_lifted / share - _ROUNDING)
+            deadline = math.ceil(n_lifted / share - ROUNDING)
             targets[n_lifted - 1] = min(place, n_pinned - 1 + deadline)
     move(work, count, n_lifted)
 

@@ -8,12 +8,13 @@ import pytest
 from serving.stages.live.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_newcomers
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
+from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
 from serving.stages.search.search import Blocked, Neighbours, Search
 from tests.present import present
 
 VECTORS = np.eye(8, dtype=np.float32)
 USERS = np.full((1, 8), 2.0, np.float32)
-NOTHING, SEED = np.zeros(9, bool), np.uint64(7)
+SEED = np.uint64(7)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,20 @@ def test_new_items_stay_in_the_list_that_is_re_ranked():
     assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4]]
 
 
-def explored(columns: list[int], positions: list[int], place: int, share: float = 1.0, blocked=NOTHING) -> list[int]:
+def no_rules() -> np.ndarray:
+    """Return records of nine items, the last one padding, each of a group of its own."""
+    items = np.zeros(9, ITEM_RULES)
+    items["group"], items["cap"] = -1 - np.arange(9)[:, None], NO_CAP
+    return items
+
+
+def explored(
+    columns: list[int], positions: list[int], place: int, items: np.ndarray | None = None, floor: float = 0.0, share: float = 1.0
+) -> list[int]:
     """New items are at the positions 6 and 7."""
-    own = np.array([columns])
-    explore_newcomers(own, certain(own), np.array([positions]), 6, 8, blocked, np.array([1]), SEED, share, place)
+    own, items = np.array([columns]), no_rules() if items is None else items
+    user, found = np.array([1]), np.array([positions])
+    explore_newcomers(own, certain(own), found, 6, 8, items, floor, user, SEED, share, place)
     return own[0].tolist()
 
 
@@ -113,21 +124,61 @@ def test_a_short_list_shows_all_its_candidates_anyway():
 
 
 def test_a_new_item_that_the_rules_block_is_not_shown():
-    blocked = NOTHING.copy()
-    blocked[6] = True
-    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], place=1, blocked=blocked) == [0, 1, 2, 3]
+    items = no_rules()
+    items["blocked"][6] = True
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == [0, 1, 2, 3]
+
+
+def test_a_new_item_above_the_price_cap_is_not_shown_before_cheaper_ones():
+    items = no_rules()
+    items["behind"][6] = ABOVE_PRICE_CAP
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == [0, 1, 2, 3]
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6, 7], 1, items) == [0, 5, 1, 2]
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [0, 4, 1, 2])])
+def test_a_new_item_keeps_the_quota_of_its_category(cap, expected):
+    items = no_rules()
+    alike = [0, 2, 6]
+    items["group"][alike, CATEGORY], items["cap"][alike, CATEGORY] = 5, cap
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == expected
+
+
+def test_a_new_item_moves_no_pinned_item():
+    items = no_rules()
+    items["zone"][2] = 2 - BLOCKED  # is pinned to slot 2
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == [0, 4, 2, 1]
+    items["zone"][3] = 3 - BLOCKED
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == [0, 4, 2, 3]
+    items["zone"][6] = 3 - BLOCKED  # a new item that is pinned itself
+    assert explored([0, 1, 2, 4], [0, 1, 2, 3, 6], 1, items) == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("favoured", "expected"),
+    [
+        ([1, 3], [0, 1, 2, 3]),  # the second place would hold none of them
+        ([0, 2], [0, 4, 1, 2]),
+        ([0, 3], [0, 1, 2, 3]),  # and here the fourth one would drop out
+        ([0, 3, 6], [0, 4, 1, 2]),
+    ],
+)
+def test_a_new_item_leaves_the_favoured_providers_their_share(favoured, expected):
+    items = no_rules()
+    items["in_floor_group"][favoured] = True
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items, floor=0.5) == expected
 
 
 def test_about_the_asked_share_of_lists_explores_and_all_new_items_get_their_chance():
     users = np.arange(4_000)
     columns = np.tile(np.arange(4), (len(users), 1))
     positions = np.tile(np.array([0, 1, 2, 3, 6, 7]), (len(users), 1))
-    explore_newcomers(columns, certain(columns), positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
+    explore_newcomers(columns, certain(columns), positions, 6, 8, no_rules(), 0.0, users, SEED, 0.25, 3)
     shown = np.bincount(columns[:, 3], minlength=6)
     assert shown[3] == pytest.approx(3_000, abs=120)
     assert shown[4] == pytest.approx(500, abs=80)
     again = np.tile(np.arange(4), (len(users), 1))
-    explore_newcomers(again, certain(again), positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
+    explore_newcomers(again, certain(again), positions, 6, 8, no_rules(), 0.0, users, SEED, 0.25, 3)
     assert again.tolist() == columns.tolist()
 
 
