@@ -58,14 +58,16 @@ class PairedAnswers:
 
     rewards: float64 [answers, places], of the shown items; weights: float64 [answers, places], of the judged ones
     expected: float64 [answers, places], what the judged items should earn (`expect_rewards`)
+    judged: bool [answers, places], where the judged list has an item
     users: int64 [answers], 0 … n - 1; answers of nobody in particular are a user each
-    unknown: share of the places whose propensity is not known
+    unknown: share of the shown places whose propensity is not known
     fallbacks: answers that are left out, because they are a gateway's own popular items
     """
 
     rewards: np.ndarray
     weights: np.ndarray
     expected: np.ndarray
+    judged: np.ndarray
     users: np.ndarray
     unknown: float
     fallbacks: int
@@ -79,8 +81,7 @@ class PairedAnswers:
 
         Raises TrialError if the log cannot tell.
         """
-        weights, certain = weigh_positions(self.weights, kind), np.ones_like(self.weights)
-        support = estimate_slate(weights / weights.shape[1], certain, "independent", self.users)
+        support = self._estimate_support(kind)
         if support.value < LEAST_SUPPORT and support.high < 1:
             unknown = f"The propensity of {self.unknown:.0%} of the places is not known. " if self.unknown else ""
             raise TrialError(
@@ -97,6 +98,12 @@ class PairedAnswers:
         robust = estimate_slate_dr(self.rewards, self.weights, self.expected, self.expected, kind, self.users)
         logged = self.rewards, self.weights, kind, self.users
         return {"IPS": estimate_slate(*logged), "SNIPS": estimate_slate_snips(*logged), "DR": robust}, support
+
+    def _estimate_support(self, kind: SlateKind) -> Estimate:
+        """Return the mean weight of the judged items. Places behind the end of a judged list have none, and do not count."""
+        counts = self.judged.sum(axis=1, keepdims=True).astype(np.float64)
+        sums = (weigh_positions(self.weights, kind) * self.judged).sum(axis=1, keepdims=True)
+        return estimate_slate_snips(sums / np.maximum(counts, 1.0), counts, "independent", self.users)
 
 
 def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int]], int]:
@@ -184,8 +191,10 @@ def pair_answers(
     item_rewards = np.asarray(earned[reward], np.float64)
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     expected = expect_rewards(shown_ids, judged_ids, rewards, users)
-    unknown = 1.0 - float(known[:, :places].mean())
-    return PairedAnswers(rewards[:, :places], weights[:, :places], expected[:, :places], users, unknown, fallbacks)
+    is_shown = shown_ids[:, :places] != PAD_ID
+    unknown = float((is_shown & ~known[:, :places]).sum() / max(is_shown.sum(), 1))
+    by_place = (values[:, :places] for values in (rewards, weights, expected, judged_ids != PAD_ID))
+    return PairedAnswers(*by_place, users, unknown, fallbacks)
 
 
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:

@@ -207,6 +207,21 @@ def test_draws_that_could_not_show_the_judged_item_are_no_support():
         paired(lists, [[1.0, 0.5]] * 4_000, [1, 2], lambda items, draws: draws < 0.1).estimate("cascade")
 
 
+def test_places_behind_short_lists_are_no_support():
+    """One user in 25 asked for ten items, none of which the log could have shown; all others asked for one."""
+    long = [user % 25 == 0 for user in range(1_000)]
+    logged = [list(range(11, 21)) if is_long else [1] for is_long in long]
+    judged = [list(range(31, 41)) if is_long else [1] for is_long in long]
+    rows = [{"request_id": str(user), "user_id": user, "item_ids": items} for user, items in enumerate(logged)]
+    known = [row | {"propensities": [1.0] * len(items)} for row, items in zip(rows, logged, strict=True)]
+    lists = {str(user): items for user, items in enumerate(judged)}
+    with pytest.raises(TrialError, match="could have shown 71% of the judged items"):
+        pair_answers(exposures(*known), [], lists).estimate("independent")
+    partly = [row | {"propensities": [1.0] if len(row["item_ids"]) == 1 else [None] * 10} for row in rows]
+    with pytest.raises(TrialError, match="The propensity of 29% of the places is not known"):
+        pair_answers(exposures(*partly), [], lists).estimate("cascade")
+
+
 @pytest.mark.parametrize("unknown", [None, [None, None]])
 def test_places_whose_probability_is_not_known_say_nothing(unknown):
     answers = paired([[1, 2]] * 1_000, [unknown] * 1_000, [1, 2], lambda items, draws: draws < 0.1)
