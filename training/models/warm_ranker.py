@@ -3,7 +3,8 @@
     <folder>/ranker.npz, student.npz   weights of the network; of each table its rows, and the value that each belongs to
 
 A generation counts values anew, so the rows of a table are in another order. They are matched by value: a user id, an item id,
-a category. A new value starts with the vector of unknown ones (OOV), which it had before.
+a category. A new value starts with the vector of unknown ones (OOV), which it had before. Favourite categories are codes, which
+change with the catalogue: they are matched by name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from training.models.warm_start import read_weights, write_weights
 
 RANKER, STUDENT = "ranker", "student"
 NUMBERS = "names of numbers"
+FAVOURITES = ("favourite_category_1", "favourite_category_2")
 STANDARDISATION = ("mean", "scale")  # of the network's numbers; a generation has its own
 
 
@@ -101,6 +103,7 @@ def _list_values(features: Features) -> dict[str, np.ndarray]:
             else:
                 is_value = vocabulary.rows >= FIRST_ROW
                 known, rows = vocabulary.keys[is_value], vocabulary.rows[is_value]
+                known = np.array(features.categories.names, str)[known] if name in FAVOURITES else known
             values[f"{side} {name}"] = known[np.argsort(rows)]
     return values
 

@@ -101,6 +101,34 @@ def test_known_values_keep_their_vectors_and_new_ones_get_that_of_unknown_ones(g
         torch.testing.assert_close(layer.weight, kept_layer.weight, rtol=0, atol=0)
 
 
+def vectors_by_favourite(features: Features, model: DLRM) -> dict[str, np.ndarray]:
+    """Return the vector of each category as a user's favourite, by name."""
+    slot, vocabulary = (named["favourite_category_1"] for named in (slots_of_users(features), features.user_plan.vocabularies))
+    codes = np.arange(len(features.categories.names))
+    rows, table = vocabulary(codes), model.user_tables[slot].array()
+    return {features.categories.names[code]: table[row] for code, row in enumerate(rows.tolist()) if row > OOV_ROW}
+
+
+def slots_of_users(features: Features) -> dict[str, int]:
+    return {name: slot for slot, name in enumerate(features.user_plan.rows)}
+
+
+def test_favourite_categories_keep_their_vectors_where_a_new_category_comes_first(generations, first, scratch, kept):
+    """It moves the codes of all others."""
+    dataset = load_dataset(DATA)
+    bought = dataset.items["item_id"] == dataset.interactions["item_id"].mode()[0]
+    items = dataset.items.assign(category=dataset.items["category"].mask(bought, "! new"))
+    now = build_features(replace(dataset, items=items), dataset.interactions, FeatureSettings(history_length=8))
+    model = DLRM(replace(scratch.model.shape, user_tables=dict(now.user_rows), item_tables=dict(now.item_rows)))
+    assert start_ranker(kept, now, model)
+    old, new = vectors_by_favourite(generations[0].features, first.teacher), vectors_by_favourite(now, model)
+    assert "! new" in new
+    shared = sorted(old.keys() & new.keys())
+    assert len(shared) > 2
+    for name in shared:
+        np.testing.assert_array_equal(new[name], old[name])
+
+
 def test_ranker_and_student_take_fewer_epochs_from_their_own_weights(generations, scratch, kept):
     _, now = generations
     start = partial(start_ranker, kept, now.features)
