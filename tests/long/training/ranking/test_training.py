@@ -29,7 +29,7 @@ from training.models.ranking_data import (
     make_unlabelled_requests,
     make_visit_requests,
 )
-from training.models.train_ranker import compute_rank_scores, measure_likelihood, predict, train_ranker
+from training.models.train_ranker import compute_moments, compute_rank_scores, measure_likelihood, predict, train_ranker
 from training.models.validation import split_training_log
 from training.retrieval.choose import make_questions
 from training.retrieval.fit import RetrievalSettings
@@ -58,6 +58,28 @@ def test_the_epoch_with_the_highest_likelihood_of_what_was_taken_is_kept(trained
     assert max(likelihoods) > likelihoods[-1]
     logits = predict(ranker.model, requests)
     assert measure_likelihood(logits, requests.taken)["log_likelihood"] == pytest.approx(max(likelihoods), abs=1e-4)
+
+
+def test_a_ranker_that_no_taken_item_can_judge_keeps_the_order_of_retrieval(trained):
+    """Otherwise its first epoch would serve, without the retrieval score beside it."""
+    taught, judged = (trained.requests.take(rows) for rows in np.array_split(np.arange(len(trained.requests)), 2))
+    untaken = replace(judged, taken=np.zeros_like(judged.taken))
+    tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
+    ranker = train_ranker([taught], untaken, tables, SETTINGS.ranker, report=lambda _: None)
+    assert not ranker.learned
+    scores = np.where(judged.valid, judged.retrieval_scores, -np.inf)
+    np.testing.assert_array_equal(
+        np.argsort(-compute_rank_scores(ranker, untaken), axis=1, kind="stable"), np.argsort(-scores, axis=1, kind="stable")
+    )
+
+
+def test_numbers_of_millions_of_candidates_are_standardised_exactly():
+    numbers = np.full((2_000_000, 3), 0.7, np.float32)
+    numbers[::2, 1], numbers[::2, 2] = 0.3, -100.0
+    mean, deviation = compute_moments(numbers)
+    np.testing.assert_allclose(mean, [0.7, 0.5, -49.65], rtol=1e-6)
+    np.testing.assert_allclose(deviation, [0.0, 0.2, 50.35], atol=1e-5)
+    assert compute_moments(numbers[:, :0]).shape == (2, 0)
 
 
 def test_a_student_is_the_same_whenever_it_is_taught(trained):
