@@ -33,7 +33,7 @@ from trials.guard import Guard
 from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import describe_progress, find_start_ms
 from trials.report import AnswerSummary, By, Summary, summarise
-from trials.sequential import Arm, Comparison, compare_arms, has_wrong_split
+from trials.sequential import Arm, Comparison, compare_arms
 from trials.shown import read_shown, read_users
 from trials.split import Split, measure_split
 from trials.unseen import MOST_JUDGED, Reward, pair_answers, read_judged_answers, read_lists, read_shadow_lists
@@ -109,15 +109,15 @@ def compare(
     """
     if not experiment:  # would be the answers of no experiment
         raise TrialError("The experiment's name is empty; expected the name of one, which `python -m trials progress` prints.")
-    champion, challenger, share = sum_arms(read_shown(find_log(repo), experiment))
-    counts, users = [arm["ctr"].count for arm in (champion, challenger)], (champion["ctr"].users, challenger["ctr"].users)
+    champion, challenger, split = sum_arms(read_shown(find_log(repo), experiment))
+    counts = [arm["ctr"].count for arm in (champion, challenger)]
     if not min(counts):
         raise TrialError(
             f"Experiment {experiment!r} has {counts[0]} answers of the champion and {counts[1]} of the challenger; expected "
             "some of both. Wait for more; only A/B tests have these arms, python -m trials progress shows any experiment."
         )
     comparisons = {metric: compare_arms(champion[metric], challenger[metric]) for metric in METRICS}
-    wrong_split = has_wrong_split(users, (1 - share, share))
+    users, wrong_split = (split.champions, split.challengers), split.is_wrong
     if as_json:
         found = {metric: describe_comparison(comparison) for metric, comparison in comparisons.items()}
         typer.echo(json.dumps({"answers": counts, "users": users, "wrong_split": wrong_split, "metrics": found}))
@@ -128,7 +128,7 @@ def compare(
         table.add_row(metric, *(told if isfinite(comparison.low) else ("not known yet", "")), comparison.verdict)
     Console().print(table)
     if wrong_split:
-        typer.echo(f"The arms have {users[0]:,} and {users[1]:,} users, which a share of {share:g} does not explain.")
+        typer.echo(f"The arms have {users[0]:,} and {users[1]:,} users, which a share of {split.share:g} does not explain.")
 
 
 def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]:
@@ -137,10 +137,11 @@ def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]
     return numbers | {"verdict": comparison.verdict}
 
 
-def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm], dict[str, Arm], float]:
-    """Return the sums of champion and challenger by metric, and the share of the challenger, NaN if it has no answer.
+def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm], dict[str, Arm], Split]:
+    """Return the sums of champion and challenger by metric, and their users, with the share NaN if no challenger answered.
 
-    Of each answer, only its arm, its user and its rewards stay in memory.
+    Of each answer, only its arm, its user and its rewards stay in memory. Erased users are not among the users of the split,
+    because it is unknown which answers belong to the same user.
     """
     share, arms, user_ids = float("nan"), [], []
     rewards: dict[str, list[np.ndarray]] = {metric: [] for metric in METRICS}
@@ -151,12 +152,14 @@ def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm]
         user_ids.append(answers["user_id"].combine_chunks())
         for metric in METRICS:
             rewards[metric].append(feedback.compute_rewards(metric))
-    own, users = np.concatenate(arms), number_users(pa.chunked_array(user_ids))
+    ids = pa.chunked_array(user_ids)
+    own, users, is_known = np.concatenate(arms), number_users(ids), ids.is_valid().to_numpy()
     joined = {metric: np.concatenate(values) for metric, values in rewards.items()}
     champion, challenger = (
         {metric: Arm.of(values[own == arm], users[own == arm]) for metric, values in joined.items()} for arm in (0, 1)
     )
-    return champion, challenger, share
+    champions, challengers = (len(np.unique(users[(own == arm) & is_known])) for arm in (0, 1))
+    return champion, challenger, Split(champions, challengers, share)
 
 
 @app.command()

@@ -178,6 +178,20 @@ def test_the_split_is_compared_with_the_logged_share(repo, share, wrong):
     assert json.loads(told)["wrong_split"] is wrong
 
 
+def test_the_answers_of_erased_users_are_no_users_of_the_split(repo):
+    """One user of the challenger came often, and was erased."""
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    for number in range(600):
+        arm, user = ("challenger" if number % 2 else "champion"), number if number < 400 else None
+        answer = Exposure(f"r{number}", now_ms, user, 1, [BOOK], [1.0], [], "autumn", arm, assignment=0.5)
+        log.add(replace(answer, arm="challenger") if user is None else answer)
+    log.close()
+    told = CliRunner().invoke(app, ["compare", "autumn", "--repo", str(repo), "--json"], catch_exceptions=False).stdout
+    assert json.loads(told)["answers"] == [200, 400]
+    assert json.loads(told)["users"] == [200, 200]
+    assert json.loads(told)["wrong_split"] is False
+
+
 @pytest.mark.parametrize(("challengers", "words"), [(100, "which a share of 0.1 explains"), (20, "does not explain. Look for")])
 def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(repo, challengers, words):
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
