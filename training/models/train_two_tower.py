@@ -135,12 +135,15 @@ def mask_features(batch: Batch, n_items: int, settings: TowerSettings, generator
 
 
 def hold_out_users(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of examples to learn from, and those of held-out users. users: int64 [N], 0 … U - 1"""
+    """Return the rows of examples to learn from, and those of held-out users. users: int64 [N], 0 … U - 1
+
+    A user with more examples than may be held out is learned, so that one who comes first leaves room for others.
+    """
     distinct = rng.permutation(np.unique(users))
-    lengths = np.bincount(users)[distinct]
-    affordable = int(np.searchsorted(lengths.cumsum(), settings.most_held_out, "right"))
-    count = min(int(len(distinct) * settings.held_out_share), affordable)
-    is_held_out = np.isin(users, distinct[:count])
+    count, lengths = int(len(distinct) * settings.held_out_share), np.bincount(users)[distinct]
+    fits = lengths <= settings.most_held_out
+    affordable = int(np.searchsorted(lengths[fits].cumsum(), settings.most_held_out, "right"))
+    is_held_out = np.isin(users, distinct[fits][: min(count, affordable)])
     return np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
 
 

@@ -149,6 +149,16 @@ def test_nobody_is_both_learned_from_and_held_out(share, most):
     assert len(np.unique(users[aside])) <= 50 * share
 
 
+def test_a_user_with_more_examples_than_may_be_held_out_leaves_room_for_others():
+    """Whoever comes first: without others, nobody would tell when to stop."""
+    users = np.append(np.zeros(300, np.int64), np.arange(1, 50))
+    settings = TowerSettings(held_out_share=0.1, most_held_out=100)
+    for seed in range(60):
+        _, aside = hold_out_users(users, settings, np.random.default_rng(seed))
+        assert len(aside) == 5
+        assert 0 not in users[aside]
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_forgotten_users_lose_their_id_only(share):
     rows = torch.arange(3, 13).reshape(5, 2)
