@@ -193,8 +193,8 @@ def pair_answers(
     expected = expect_rewards(shown_ids, judged_ids, rewards, users)
     is_shown = shown_ids[:, :places] != PAD_ID
     unknown = float((is_shown & ~known[:, :places]).sum() / max(is_shown.sum(), 1))
-    by_place = (values[:, :places] for values in (rewards, weights, expected, judged_ids != PAD_ID))
-    return PairedAnswers(*by_place, users, unknown, fallbacks)
+    rewards, weights, expected = (values[:, :places] for values in (rewards, weights, expected))
+    return PairedAnswers(rewards, weights, expected, judged_ids[:, :places] != PAD_ID, users, unknown, fallbacks)
 
 
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:

@@ -212,12 +212,13 @@ def test_places_behind_short_lists_are_no_support():
     long = [user % 25 == 0 for user in range(1_000)]
     logged = [list(range(11, 21)) if is_long else [1] for is_long in long]
     judged = [list(range(31, 41)) if is_long else [1] for is_long in long]
-    rows = [{"request_id": str(user), "user_id": user, "item_ids": items} for user, items in enumerate(logged)]
+    rows: list[dict[str, object]] = [{"request_id": str(user), "user_id": user} for user in range(1_000)]
+    rows = [row | {"item_ids": items} for row, items in zip(rows, logged, strict=True)]
     known = [row | {"propensities": [1.0] * len(items)} for row, items in zip(rows, logged, strict=True)]
     lists = {str(user): items for user, items in enumerate(judged)}
     with pytest.raises(TrialError, match="could have shown 71% of the judged items"):
         pair_answers(exposures(*known), [], lists).estimate("independent")
-    partly = [row | {"propensities": [1.0] if len(row["item_ids"]) == 1 else [None] * 10} for row in rows]
+    partly = [row | {"propensities": [None] * 10 if is_long else [1.0]} for row, is_long in zip(rows, long, strict=True)]
     with pytest.raises(TrialError, match="The propensity of 29% of the places is not known"):
         pair_answers(exposures(*partly), [], lists).estimate("cascade")
 

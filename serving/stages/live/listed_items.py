@@ -145,7 +145,7 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
     The rules come first: pinned items stay where they are, and only new items that `may_be_shown` are drawn.
 
     columns: int64 [B, K] columns of the served items, -1 = none, changed in place; positions: int64 [B, M] item positions
-    first, end: new items have the positions first … end - 1; items: ITEM_RULES [n_items + 1]; floor_share: of the provider floor
+    first, end: new items have the positions first … end - 1; items: ITEM_RULES [n_items + 1]; floor_share: of providers
     propensities: float32 [B, K], by place, as the rules state them, changed in place: at `place`, share / new items
         for a new item, and 1 - share for the item of a list that does not explore. UNKNOWN where both draws decide: from
         `place` on if the rules drew up to there, else in the places that they drew and a new item moved.

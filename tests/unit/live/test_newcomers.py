@@ -93,7 +93,12 @@ def no_rules() -> np.ndarray:
 
 
 def explored(
-    columns: list[int], positions: list[int], place: int, items: np.ndarray | None = None, floor: float = 0.0, share: float = 1.0
+    columns: list[int],
+    positions: list[int],
+    place: int,
+    items: np.ndarray | None = None,
+    floor: float = 0.0,
+    share: float = 1.0,
 ) -> list[int]:
     """New items are at the positions 6 and 7."""
     own, items = np.array([columns]), no_rules() if items is None else items

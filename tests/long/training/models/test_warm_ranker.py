@@ -103,14 +103,10 @@ def test_known_values_keep_their_vectors_and_new_ones_get_that_of_unknown_ones(g
 
 def vectors_by_favourite(features: Features, model: DLRM) -> dict[str, np.ndarray]:
     """Return the vector of each category as a user's favourite, by name."""
-    slot, vocabulary = (named["favourite_category_1"] for named in (slots_of_users(features), features.user_plan.vocabularies))
-    codes = np.arange(len(features.categories.names))
-    rows, table = vocabulary(codes), model.user_tables[slot].array()
-    return {features.categories.names[code]: table[row] for code, row in enumerate(rows.tolist()) if row > OOV_ROW}
-
-
-def slots_of_users(features: Features) -> dict[str, int]:
-    return {name: slot for slot, name in enumerate(features.user_plan.rows)}
+    slot, names = list(features.user_plan.rows).index("favourite_category_1"), features.categories.names
+    rows = features.user_plan.vocabularies["favourite_category_1"](np.arange(len(names)))
+    table = model.user_tables[slot].array()
+    return {name: table[row] for name, row in zip(names, rows.tolist(), strict=True) if row > OOV_ROW}
 
 
 def test_favourite_categories_keep_their_vectors_where_a_new_category_comes_first(generations, first, scratch, kept):
