@@ -40,6 +40,7 @@ from gateway.questions import (
     make_error_response,
     read_question,
     read_visitor_and_item,
+    refuse_other_parameters,
 )
 from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering
@@ -58,6 +59,16 @@ HERE = Path(__file__).parent
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
 PathId = Annotated[str, PathParameter(min_length=1)]  # of routes with `:path`, because ids may contain `/`
 SessionId = Annotated[str, PathParameter(min_length=1, max_length=MOST_SESSION_CHARACTERS)]
+
+
+class Described(FastAPI):
+    """FastAPI whose /openapi.json says that calls may carry a bearer token."""
+
+    def openapi(self) -> dict[str, Any]:
+        described = super().openapi()
+        described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{}, {"token": []}]
+        return described
 
 
 def create_app(
@@ -106,7 +117,9 @@ def create_app(
             if client is not None:
                 await client.close()
 
-    app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
+    # A redirect would name the address that the request states, and HTTP where a proxy in front speaks HTTPS.
+    app = Described(title="Recommender gateway", version="1", lifespan=lifespan, redirect_slashes=False, **pages)
     answer = partial(answer_recommendations, answering, settings)
     if traced:
         app.add_middleware(Tracing)
@@ -144,7 +157,9 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
 def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Response]]) -> None:
     """Add the route for people and documentation; most requests take the Guard's shortcut to `answer`."""
 
-    @app.get(RECOMMENDATIONS, response_model=schema.Recommendations, openapi_extra=describe_parameters(Parameters))
+    described: dict[str, Any] = {"responses": schema.FAILURES, "openapi_extra": describe_parameters(Parameters)}
+
+    @app.get(RECOMMENDATIONS, response_model=schema.Recommendations, **described)
     async def recommend(request: Request) -> Response:
         """Recommend items to a user, to the visitor of a session, or to whoever had the items of `history`.
 
@@ -174,12 +189,14 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
         content = {"results": results} if isinstance(body, list) else results[0]
         return JsonResponse(content, status, RETRY_AFTER if status == 503 else None)
 
-    @app.put("/v1/items/{item_id:path}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
+    change: dict[str, Any] = {"responses": schema.FAILURES, "openapi_extra": schema.COLUMNS_BODY}
+
+    @app.put("/v1/items/{item_id:path}", response_model=schema.Changed, **change)
     async def change_item(item_id: PathId, request: Request) -> Response:
         """Add or change an item. Columns that are left out stay as they are."""
         return JsonResponse({"sequence": await recorder.change("item", item_id, await read_columns(request))})
 
-    @app.put("/v1/users/{user_id:path}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
+    @app.put("/v1/users/{user_id:path}", response_model=schema.Changed, **change)
     async def change_user(user_id: PathId, request: Request) -> Response:
         """Add or change a user. Columns that are left out stay as they are."""
         return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
@@ -188,9 +205,10 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
 def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: SimilarItems, reports: LogReports) -> None:
     """Add the routes that say what is known: of items, users, answers, the generation and its experiment."""
 
-    @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar)
-    async def similar(item_id: PathId, k: Count = 10) -> Response:
+    @app.get("/v1/items/{item_id:path}/similar", response_model=schema.Similar, responses=schema.FAILURES)
+    async def similar(request: Request, item_id: PathId, k: Count = 10) -> Response:
         """List the items that are bought with an item, then those with the nearest vectors."""
+        refuse_other_parameters(request.scope, ("k",))
         shop.refresh()
         wire_id = shop.parse_item_id(item_id)
         similar_items = await finder.find(wire_id, k)
@@ -198,7 +216,9 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
         known = shop.published.find_position(wire_id) is not None
         return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": known, "items": items})
 
-    @app.get("/v1/explain", response_model=schema.Explanation, openapi_extra=describe_parameters(ExplainParameters))
+    described: dict[str, Any] = {"responses": schema.FAILURES, "openapi_extra": describe_parameters(ExplainParameters)}
+
+    @app.get("/v1/explain", response_model=schema.Explanation, **described)
     async def explain(request: Request) -> Response:
         """Explain why a user, a session, or whoever had the items of `history`, is shown an item or not.
 
@@ -210,26 +230,26 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
         shop.refresh()
         return JsonResponse(await asyncio.to_thread(explainer.explain, visitor, item))
 
-    @app.get("/v1/users/{user_id:path}", response_model=schema.User)
+    @app.get("/v1/users/{user_id:path}", response_model=schema.User, responses=schema.FAILURES)
     async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
         known = await asyncio.to_thread(explainer.describe_visitor, Visitor(user=user_id))
         return JsonResponse({"user": shop.describe_user_id(user_id)} | known)
 
-    @app.get("/v1/sessions/{session:path}", response_model=schema.Session)
+    @app.get("/v1/sessions/{session:path}", response_model=schema.Session, responses=schema.FAILURES)
     async def describe_session(session: SessionId) -> Response:
         """Return what is known of a session: the history that recommendations are based on, newest first."""
         shop.refresh()
         known = await asyncio.to_thread(explainer.describe_visitor, Visitor(session=session))
         return JsonResponse({"session": session} | known)
 
-    @app.get("/v1/generation", response_model=schema.Generation)
+    @app.get("/v1/generation", response_model=schema.Generation, responses=schema.FAILURES)
     async def generation() -> Response:
         """Return what the generation that answers learned from, and its ranker's quality on validation requests."""
         return JsonResponse(shop.published.describe())
 
-    @app.get("/v1/experiment", response_model=schema.ExperimentReport)
+    @app.get("/v1/experiment", response_model=schema.ExperimentReport, responses=schema.FAILURES)
     async def experiment() -> Response:
         """Return the state of the latest experiment: feedback by arm, the interval over time, and the decision in words."""
         return Response(await reports.read_latest(), media_type="application/json")
@@ -239,13 +259,13 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
     """Add the routes for orchestrators and Prometheus."""
 
     @app.head("/healthz", include_in_schema=False)  # by which some monitors ask
-    @app.get("/healthz")
+    @app.get("/healthz", response_model=schema.Alive)
     async def healthz() -> Response:
         """Return that the gateway runs: it answers recommendations at least with popular items."""
         return JsonResponse({"status": "ok"})
 
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz")
+    @app.get("/readyz", response_model=schema.Ready, responses=schema.NOT_READY)
     async def readyz() -> Response:
         """Return whether a server answers a real request for recommendations, which is sent at most once in 0.8 s."""
         servers = [

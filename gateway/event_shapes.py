@@ -24,14 +24,16 @@ from pydantic import (
 )
 
 from gateway.faults import describe_fault
-from serving.live.admission import EARLIEST_MS
+from serving.live.admission import EARLIEST_MS, MAX_TEXT_BYTES
 
 MOST_SESSION_CHARACTERS = 256
 MOST_TIME_CHARACTERS = 64
 DATE_DIGITS = 8  # of a date without a time, such as 20260301; a text of more digits is a number of milliseconds
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-TIME = WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "format": "date-time"}, {"type": "null"}]})
+INT64 = {"format": "int64"}  # without it, generated clients in Java or C# read 32 bits
+Int64 = Annotated[int, Field(json_schema_extra=INT64)]
+TIME = WithJsonSchema({"anyOf": [{"type": "integer"} | INT64, {"type": "string", "format": "date-time"}, {"type": "null"}]})
 
 
 def refuse_what_is_no_id(value: Any) -> Any:
@@ -80,14 +82,14 @@ class EventBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user: Annotated[str | int | None, IS_ID] = None
+    user: Annotated[str | Int64 | None, IS_ID] = None
     session: str | None = Field(None, min_length=1, max_length=MOST_SESSION_CHARACTERS)
-    item: Annotated[str | int, IS_ID]
+    item: Annotated[str | Int64, IS_ID]
     event: str | None = None
     timestamp: Annotated[int | None, TIME] = None
-    id: str | None = Field(None, max_length=256)
+    id: str | None = Field(None, max_length=MAX_TEXT_BYTES)  # the server counts the bytes
     value: Number = None
-    request_id: str | None = None
+    request_id: str | None = Field(None, max_length=MAX_TEXT_BYTES)
     context: dict[str, Value] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -150,9 +152,9 @@ class MetarankEvent(BaseModel):
 
     event: Literal["interaction"]
     type: str
-    item: Annotated[str | int, IS_ID]
-    timestamp: Annotated[str, Field(max_length=MOST_TIME_CHARACTERS)] | int | None = None
-    user: Annotated[str | int | None, IS_ID] = None
+    item: Annotated[str | Int64, IS_ID]
+    timestamp: Annotated[str, Field(max_length=MOST_TIME_CHARACTERS)] | Int64 | None = None
+    user: Annotated[str | Int64 | None, IS_ID] = None
     session: str | None = None
     id: str | None = None
     ranking: str | None = None

@@ -1,4 +1,5 @@
 """HTTP/1.1 by uvicorn and llhttp. llhttp refuses ambiguous requests; callers whose headers are slow or too large are cut off.
+What is refused here gets its error as JSON, as from the routes.
 
 The gateway runs on uvloop, which joins the writes of one iteration, so that an answer leaves in one packet.
 """
@@ -9,8 +10,10 @@ import asyncio
 import itertools
 import socket
 import ssl
+from http import HTTPStatus
 from typing import Any
 
+import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -51,9 +54,21 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
                 super().data_received(part)
                 self._waited_bytes += len(part)
                 if self._waits and self._waited_bytes > 2 * header_bytes:  # the first part may hold the end of another request
-                    self.send_400_response("The headers are too large.")
+                    self._refuse(431, "HEADERS_TOO_LARGE", f"The headers have more than {header_bytes:,} bytes.")
             if self._waits and (self.cycle is None or self.cycle.response_complete):
                 self._limit_headers()
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse a request that llhttp cannot read, or that it finds ambiguous. uvicorn calls this."""
+            self._refuse(400, "HTTP", msg)
+
+        def _refuse(self, status: int, code: str, message: str) -> None:
+            """Answer with an error in the form of every route, and end the connection."""
+            body = orjson.dumps({"error": {"code": code, "message": message}})
+            lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
+            head = "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""])
+            self.transport.write(head.encode() + body)
+            self.transport.close()
 
         def on_headers_complete(self) -> None:
             self._waits, self._waited_bytes, self._turn = False, 0, next(turns)

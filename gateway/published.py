@@ -183,7 +183,7 @@ class LiveItems:
     def __init__(self, reader: Reader, times: CatalogueTimes | None) -> None:
         """times: of the generation that answers"""
         self.ids: set[int] = set()
-        self.titles: dict[int, str] = {}
+        self.titles: dict[int, str | None] = {}  # None: a title that was removed
         self.names: dict[int, str] = {}
         self.unavailable: set[int] = set()
         self._reader, self._times, self._sequence = reader, times, 0
@@ -201,8 +201,8 @@ class LiveItems:
             if change.type != ITEM_CHANGED:
                 continue
             self.ids.add(change.id)
-            if isinstance(title := change.columns.get("title"), str):
-                self.titles[change.id] = title
+            if "title" in change.columns:
+                self.titles[change.id] = change.columns["title"] or None  # null and "" are missing values
             if is_text_of(name := change.columns.get(NAME), change.id):
                 self.names[change.id] = name
             if change.columns.get("available") in (False, 0):

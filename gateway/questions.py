@@ -6,6 +6,7 @@ The route of recommendations is parsed here and not by FastAPI, whose parsing co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.event_shapes import MOST_SESSION_CHARACTERS
+from gateway.event_shapes import MOST_SESSION_CHARACTERS, Int64
 from gateway.faults import describe_fault
 from gateway.recommendations import Question
 from gateway.settings import GatewaySettings
@@ -42,7 +43,7 @@ class VisitorParameters(BaseModel):
     )
     history: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of what the server knows")
     exclude: tuple[str, ...] = ()
-    generation: int | None = Field(
+    generation: Int64 | None = Field(
         None, gt=0, le=LARGEST, description="the generation that must answer, for tests; an error if it cannot"
     )
 
@@ -50,8 +51,8 @@ class VisitorParameters(BaseModel):
 class Parameters(VisitorParameters):
     """Parameters of a request for recommendations."""
 
-    k: int | None = Field(None, ge=1, le=LARGEST)
-    after: int | None = Field(None, ge=0, le=LARGEST, description="sequence of an event that the answer must reflect")
+    k: Int64 | None = Field(None, ge=1, le=LARGEST)
+    after: Int64 | None = Field(None, ge=0, le=LARGEST, description="sequence of an event that the answer must reflect")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
     reasons: bool = Field(False, description="whether each item says which sources and which items of the history propose it")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
@@ -116,14 +117,13 @@ def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> 
         if name in LISTS:
             values[name] = (*values.get(name, ()), *split_ids([value]))
         elif name in values or name in context:
-            raise InvalidRequest(f"{name} is given more than once; expected one value.")
+            raise _make_repeated(name)
         elif name.startswith(CONTEXT):
             context[name] = value
         elif name in single:
             values[name] = value
         else:
-            known = ", ".join((*single, *LISTS, f"{CONTEXT}NAME"))
-            raise InvalidRequest(f"There is no parameter {name!r}. The parameters are {known}.")
+            raise _make_unknown(name, (*single, *LISTS, f"{CONTEXT}NAME"))
     try:
         parameters = form.model_validate(values)
     except ValidationError as error:
@@ -132,6 +132,25 @@ def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> 
     if parameters.user is None and parameters.session is None and parameters.history is None:
         raise InvalidRequest("None of user, session and history is given; expected at least one of them.")
     return parameters, {name.removeprefix(CONTEXT): value for name, value in context.items()}
+
+
+def refuse_other_parameters(scope: Scope, known: Sequence[str]) -> None:
+    """Raise InvalidRequest for a parameter that a route does not have, and for one that is given more than once."""
+    given: set[str] = set()
+    for name, _ in parse_query(scope["query_string"]):
+        if name not in known:
+            raise _make_unknown(name, known)
+        if name in given:
+            raise _make_repeated(name)
+        given.add(name)
+
+
+def _make_unknown(name: str, known: Sequence[str]) -> InvalidRequest:
+    return InvalidRequest(f"There is no parameter {name!r}. The parameters are {', '.join(known)}.")
+
+
+def _make_repeated(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is given more than once; expected one value.")
 
 
 def parse_query(query: bytes) -> list[tuple[str, str]]:

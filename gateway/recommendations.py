@@ -129,7 +129,7 @@ class Answering:
         if question.reasons:
             asked_s = time.monotonic()
             left_s = question.deadline_s - (asked_s - began_s)
-            items = await self._add_reasons(items, query, shown, enrolment.challenger, left_s)
+            items = await self._add_reasons(items, query, request_id, shown, enrolment.challenger, left_s)
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, counted_id, answer, degraded, enrolment, shown.teams, latency_ms)
@@ -150,7 +150,7 @@ class Answering:
         return query, None if visitor_id is None else visitor_id in known
 
     async def _add_reasons(
-        self, items: list[dict[str, Any]], query: Query, shown: Shown, challenger: int | None, left_s: float
+        self, items: list[dict[str, Any]], query: Query, request_id: str, shown: Shown, challenger: int | None, left_s: float
     ) -> list[dict[str, Any]]:
         """Return the items with their reasons; with null if they take longer than `left_s`, because the answer cannot wait."""
         answer, teams = shown.answer, shown.teams or [CHAMPION] * len(items)
@@ -162,7 +162,8 @@ class Answering:
         except Exception as error:  # of any kind: there is an answer
             reason = "they took too long" if isinstance(error, TimeoutError) else error
             expected = isinstance(error, TimeoutError | RecommenderError | ServingError)
-            log.warning("an answer has no reasons: %s", reason, exc_info=not expected)
+            fields = {"request_id": request_id}
+            log.warning("an answer has no reasons: %s", reason, exc_info=not expected, extra={"fields": fields})
         return [item | {"reasons": why} for item, why in zip(items, reasons, strict=True)]
 
     async def _ask(

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.event_shapes import SHAPES
+from gateway.event_shapes import SHAPES, Int64
 from serving.live.experiment import Mode, State
 
-Id = int | str
+Id = Int64 | str
 
 
 class Strict(BaseModel):
@@ -57,7 +57,7 @@ class Recommendations(Strict):
     """
 
     request_id: str
-    generation: int
+    generation: Int64
     known: bool | None
     degraded: list[str]
     warnings: list[str]
@@ -71,7 +71,7 @@ class Generation(Strict):
         Items that retrieval missed do not count, so this says nothing about retrieval, nor which of two generations is better.
     """
 
-    generation: int
+    generation: Int64
     dataset: str
     log: dict[str, int | str]
     quality: dict[str, float]
@@ -80,6 +80,12 @@ class Generation(Strict):
 class Error(Strict):
     code: str
     message: str
+
+
+class Failure(Strict):
+    """The answer of any route to a request that fails. code: the name of a gRPC status, or another one for what HTTP refuses"""
+
+    error: Error
 
 
 class Failed(Strict):
@@ -92,7 +98,7 @@ class Failed(Strict):
 class Accepted(Strict):
     """The event is durable. sequence: its place in the log; warning: only if its item is not in the catalogue."""
 
-    sequence: int
+    sequence: Int64
     id: str
     warning: str | None = None
 
@@ -106,7 +112,7 @@ NotRecorded = Failed | Results
 
 
 class Changed(Strict):
-    sequence: int
+    sequence: Int64
 
 
 class SimilarItem(Scored):
@@ -150,7 +156,7 @@ class Explanation(Strict):
     item: Item
     shown: bool
     why: str
-    generation: int
+    generation: Int64
     experiment: str | None
     places: list[Place]
     rules: list[RuleMove]
@@ -188,8 +194,8 @@ class ExperimentFacts(Strict):
     state: State
     reason: str
     share: float
-    champion: int
-    challenger: int
+    champion: Int64
+    challenger: Int64
     started: str
 
 
@@ -234,16 +240,47 @@ class ExperimentReport(Strict):
     users_share: float
 
 
+class Alive(Strict):
+    status: Literal["ok"]
+
+
+class ServerHealth(Strict):
+    """A server's reply to a real request. reason: why it is not ready, else empty; generation: null without an answer."""
+
+    server: str
+    ready: bool
+    reason: str
+    generation: Int64 | None
+    degraded: list[str]
+
+
+class Ready(Strict):
+    """ready: whether one of the servers is."""
+
+    ready: bool
+    servers: list[ServerHealth]
+
+
 def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 _EVENT = {"anyOf": [shape.model_json_schema() for shape in SHAPES]}
 EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
-EVENT_FAILURES: dict[int | str, dict[str, Any]] = {
+Responses = dict[int | str, dict[str, Any]]
+FAILURES: Responses = {
+    400: {"model": Failure, "description": "The request is malformed"},
+    401: {"model": Failure, "description": "There is no valid token"},
+    429: {"model": Failure, "description": "The caller sends too many requests: try again as Retry-After says"},
+    502: {"model": Failure, "description": "The server failed on the request"},
+    503: {"model": Failure, "description": "No server answers, or too many requests wait: try again as Retry-After says"},
+    "default": {"model": Failure, "description": "HTTP refuses the request, or the gateway failed on it"},
+}
+EVENT_FAILURES: Responses = FAILURES | {
     207: {"model": Results, "description": "The events of a list have different outcomes"},
     400: {"model": NotRecorded, "description": "The event is malformed"},
     502: {"model": NotRecorded, "description": "The server failed on the event: send it again with its id"},
     503: {"model": NotRecorded, "description": "No server confirmed the event: send it again with its id"},
 }
 COLUMNS_BODY = _describe_json_body({"type": "object"})
+NOT_READY: Responses = {503: {"model": Ready, "description": "No server answers"}}

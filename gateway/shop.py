@@ -161,8 +161,8 @@ class Shop:
         return catalogue.item_name(item_id) or self.live_items.names.get(item_id) or self._tried.item_name(item_id)
 
     def _find_title(self, item_id: int) -> str | None:
-        titles = self.published.catalogue.titles
-        return self.live_items.titles.get(item_id) or titles.get(item_id) or self._tried.titles.get(item_id)
+        changed, titles = self.live_items.titles, self.published.catalogue.titles
+        return changed[item_id] if item_id in changed else titles.get(item_id) or self._tried.titles.get(item_id)
 
     def describe_user_id(self, written: str) -> int | str:
         """Return a user's id as answers name it. written: the id as the caller wrote it"""

@@ -74,6 +74,16 @@ def test_an_unavailable_item_is_not_popular_until_it_is_back(door, change):
     assert list_popular(door) == before | {item: "Mug"}
 
 
+@pytest.mark.parametrize("removed", [None, "", "  "])
+def test_a_title_that_was_removed_is_shown_no_more(door, change, removed):
+    item = next(iter(list_popular(door)))
+    change(item, title="Mug")
+    assert list_popular(door)[item] == "Mug"
+    change(item, title=removed)
+    assert list_popular(door)[item] is None
+    assert list_popular(Gateway(door.repo, fail))[item] is None
+
+
 def test_an_item_that_was_added_since_the_export_needs_no_warning(door, change):
     assert door.recommend(user=USER, exclude="999")["warnings"]
     change(999, title="Mug")

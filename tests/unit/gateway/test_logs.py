@@ -51,6 +51,7 @@ def test_an_answer_of_a_generation_that_is_not_served_any_more_has_no_reasons_an
     answer = door.recommend(user="7", reasons="true")
     assert [item["reasons"] for item in answer["items"]] == [None] * 3
     (line,) = (line for line in lines() if line["message"].startswith("an answer has no reasons: generation is 99; expected 1"))
+    assert line["request_id"] == answer["request_id"]
     assert "exception" not in line
 
 

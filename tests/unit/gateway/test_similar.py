@@ -30,6 +30,19 @@ def test_similar_items_are_those_bought_together_then_those_alike(gateway):
         assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("n=5", "There is no parameter 'n'. The parameters are k."),
+        ("k=3&exclude=1", "There is no parameter 'exclude'. The parameters are k."),
+        ("k=3&k=4", "k is given more than once; expected one value."),
+    ],
+)
+def test_a_parameter_without_effect_is_refused(gateway, query, message):
+    response = gateway().ask("GET", f"/v1/items/3/similar?{query}")
+    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
+
+
 def test_alike_are_the_items_with_the_nearest_vectors(gateway, repo):
     """Without the last dimension, which is popularity."""
     folder, door = find_stage_folder(repo, "retrieve", 1), gateway()
