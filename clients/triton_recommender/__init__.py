@@ -32,6 +32,7 @@ from triton_recommender.ids import session_id, stable_id
 from triton_recommender.models import (
     DescribedItem,
     Event,
+    EventDetails,
     Health,
     Notice,
     Query,
@@ -58,6 +59,7 @@ __all__ = [
     "Degraded",
     "DescribedItem",
     "Event",
+    "EventDetails",
     "Health",
     "InvalidRequest",
     "MemoryCache",

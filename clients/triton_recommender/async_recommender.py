@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Self, Unpack
 
 from triton_recommender.cache.base import Cache
 from triton_recommender.cache.transport import AsyncCachedTransport
@@ -19,6 +19,7 @@ from triton_recommender.models import (
     Call,
     ContextValue,
     Event,
+    EventDetails,
     Health,
     ModelDescription,
     Query,
@@ -99,7 +100,9 @@ class AsyncRecommender(SharedClient):
             answers, request_id = await self._ask(resolved, newer, deadline, k, request_id, generation)
         return self.complete(answers, notices, request_id)
 
-    async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
+    async def observe(
+        self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details: Unpack[EventDetails]
+    ) -> int:
         """See Recommender.observe."""
         return (await self.observe_many([Event(user_id, item_id, event, **details)]))[0]
 

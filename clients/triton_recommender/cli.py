@@ -30,7 +30,7 @@ from triton_recommender.display import (
 )
 from triton_recommender.errors import CatalogueMissing, InvalidRequest, RecommenderError
 from triton_recommender.folder import list_users
-from triton_recommender.models import Query, Timeouts, Tls
+from triton_recommender.models import EventDetails, Query, Timeouts, Tls
 from triton_recommender.recommender import Recommender
 from triton_recommender.terminal import dump_json, escape_text
 
@@ -121,11 +121,11 @@ def observe(
 ) -> None:
     """Tell the server what a user did; print the event's sequence once it is durable."""
     with report_errors():
-        details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
-        columns = parse_pairs(context or [], "--context")
+        details: EventDetails = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
+        details["context"] = parse_pairs(context or [], "--context")
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
-            sequence = shop.observe(user_id, item_id, event, context=columns, **details)
+            sequence = shop.observe(user_id, item_id, event, **details)
         typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -120,6 +120,17 @@ class Event:
     request_id: str | None = None
     context: Mapping[str, ContextValue] = field(default_factory=dict)
     session: str | None = None
+
+
+class EventDetails(TypedDict, total=False):
+    """The fields of Event that `observe` takes by name, so that a type checker finds a misspelt one."""
+
+    timestamp_ms: int | None
+    value: float | None
+    event_id: str | None
+    request_id: str | None
+    context: Mapping[str, ContextValue]
+    session: str | None
 
 
 class Notice(NamedTuple):

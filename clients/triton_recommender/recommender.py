@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Self, Unpack
 
 from triton_recommender.cache.base import Cache
 from triton_recommender.cache.transport import CachedTransport
@@ -23,6 +23,7 @@ from triton_recommender.models import (
     Call,
     ContextValue,
     Event,
+    EventDetails,
     Health,
     ModelDescription,
     Query,
@@ -130,7 +131,9 @@ class Recommender(SharedClient):
             answers, request_id = self._ask(resolved, newer, deadline, k, request_id, generation)
         return self.complete(answers, notices, request_id)
 
-    def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
+    def observe(
+        self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details: Unpack[EventDetails]
+    ) -> int:
         """Tell the server what a user did. Return the event's sequence once the event is durable.
 
         details: the other fields of Event. Pass the result to `recommend(after=…)` to see the event's effect at once.

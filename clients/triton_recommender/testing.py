@@ -9,14 +9,16 @@
 
 The handler gets each Query as a server would understand it (ids, history and exclusions as sent, absent context left out).
 It returns item ids, best first, or a whole Recommendations, or raises one of triton_recommender.errors. Invalid queries
-are refused here too. FakeRecommender takes the other arguments of Recommender as well (catalogue, strict, cache, …);
-AsyncFakeRecommender is its asyncio twin.
+are refused here too, and so are events and changes that every server refuses. The fake knows neither data set nor clock: it
+takes every kind of event, every column of an item or user, and times to come. FakeRecommender takes the other arguments of
+Recommender as well (catalogue, strict, cache, …); AsyncFakeRecommender is its asyncio twin.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,9 @@ from triton_recommender.tensors import (
 )
 
 Handler = Callable[[Query], Sequence[int] | Recommendations]
+
+EARLIEST_MS = 100_000_000_000  # of an event; a time in seconds is below it
+MAX_TEXT_BYTES = 128  # of event_id and request_id
 
 _OUTPUTS = {"degraded": ("INT32", 1), "generation": ("INT64", 1)}
 _SEQUENCE = {"sequence": ("INT64", 1)}
@@ -98,10 +103,14 @@ class FakeServer:
         if call.model == CHALLENGER:
             return self._answer_as_challenger(call)
         if call.model == OBSERVE:
-            return {"sequence": np.array([[self._observe(event, call)] for event in _decode_events(call.inputs)], np.int64)}
+            events = _decode_events(call.inputs)
+            self._refuse_malformed(events, call)
+            return {"sequence": np.array([[self._observe(event)] for event in events], np.int64)}
         if call.model == UPSERT:
-            for kind, record_id, columns in zip(*(call.inputs[name][:, 0] for name in ("kind", "id", "columns")), strict=True):
-                self.upserts.append((kind.decode(), int(record_id), json.loads(columns)))
+            for kind, record_id, text in zip(*(call.inputs[name][:, 0] for name in ("kind", "id", "columns")), strict=True):
+                if not (columns := json.loads(text)):
+                    raise InvalidRequest('columns is not an object with columns; expected one such as {"price": 9.5}', call)
+                self.upserts.append((kind.decode(), int(record_id), columns))
             return {"sequence": np.array([[self._new_sequence()] for _ in call.inputs["id"]], np.int64)}
         return self._recommend(_decode_queries(call.inputs))
 
@@ -144,12 +153,19 @@ class FakeServer:
         falling = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
         return Recommendations(tuple(answer), falling, generation=generation)
 
-    def _observe(self, event: Event, call: Call) -> int:
+    def _refuse_malformed(self, events: list[Event], call: Call) -> None:
+        """Raise InvalidRequest as every server does for a request with a malformed event; none of its events counts."""
+        firsts = {event_id: first for event_id, (first, _) in self._keyed.items()}
+        for event in events:
+            _refuse_malformed_event(event, call)
+            if event.event_id is not None:
+                first = firsts.setdefault(event.event_id, event)
+                if (first.user_id, first.item_id, first.event) != (event.user_id, event.item_id, event.event):
+                    raise InvalidRequest("event_id was used for an event of another user, item or name before.", call)
+
+    def _observe(self, event: Event) -> int:
         if event.event_id is not None and event.event_id in self._keyed:
-            first, sequence = self._keyed[event.event_id]
-            if (first.user_id, first.item_id, first.event) != (event.user_id, event.item_id, event.event):
-                raise InvalidRequest("event_id was used for an event of another user, item or name before.", call)
-            return sequence
+            return self._keyed[event.event_id][1]
         self.events.append(event)
         sequence = self._new_sequence()
         if event.event_id is not None:
@@ -266,6 +282,17 @@ def _decode_events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
         context = {name: value for name, value in given.items() if name not in own}
         events.append(Event(**{name: value for name, value in given.items() if name in own}, context=context))
     return events
+
+
+def _refuse_malformed_event(event: Event, call: Call) -> None:
+    """Raise InvalidRequest for what every server refuses."""
+    if event.timestamp_ms is not None and event.timestamp_ms < EARLIEST_MS:
+        raise InvalidRequest("timestamp_ms is before 1973, as seconds would be; expected unix milliseconds", call)
+    if event.value is not None and not isfinite(event.value):
+        raise InvalidRequest("value is infinite; expected a finite number, or none", call)
+    for name, text in (("event_id", event.event_id), ("request_id", event.request_id)):
+        if text is not None and (n_bytes := len(text.encode())) > MAX_TEXT_BYTES:
+            raise InvalidRequest(f"{name} has {n_bytes} bytes; expected at most {MAX_TEXT_BYTES}", call)
 
 
 def _read_values(values: Mapping[str, Any]) -> dict[str, Any]:

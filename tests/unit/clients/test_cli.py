@@ -218,7 +218,7 @@ def test_a_catalogue_file_stands_in_for_the_folder(server, repo, tmp_path):
         ("recommend", "--user-id", 7),
         ("observe", "--user-id", 7, "--item-id", 30),
         ("buy", "--user-id", 7),
-        ("upsert", "item", 30, "{}"),
+        ("upsert", "item", 30, '{"price": 9.5}'),
         ("health",),
     ],
     ids=lambda command: command[0],
