@@ -12,7 +12,7 @@ from server.metrics_page import read_samples
 from server.state import ServerState
 from serving.stages.live.measurements import PREFIX, REDIS_SILENT, SILENT
 
-SILENT_S = 120.0  # of either helper; as in the alert EventConsumerSilent
+SILENT_S = 120.0  # of either helper; as in the alerts EventConsumerSilent and SharingSilent
 WARNING = "WARNING: "
 LAGS = {"kafka_lag", "redis_lag"}  # of `observe`: other models have metrics of the live store, too
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from serving.stages.live.measurements import PREFIX, REDIS_SILENT, SILENT
+
 DEPLOY = Path(__file__).parents[1] / "deploy"
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
@@ -15,6 +17,8 @@ PANELS = json.loads((DEPLOY / "grafana" / "dashboards" / "recommender.json").rea
 QUERIES = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
 # Only on a machine with a GPU: the names of Triton's docs/user_guide/metrics.md
 GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
+# Only of servers with Kafka (tests/server/test_faults.py) and with Redis (tests/server/test_redis.py)
+BACKEND_METRICS = {f"{PREFIX}_{name}" for name in (SILENT, REDIS_SILENT)}
 
 
 def named_metrics() -> set[str]:

@@ -31,9 +31,8 @@ from server.challenger import load_challenger, unload_challenger
 from server.health import open_local_client
 from serving.live.experiment import Experiment
 from serving.stages.features.drift import WINDOW_ROWS
-from serving.stages.live.measurements import PREFIX, SILENT
 from serving.stages.rules.config import RulesConfig
-from tests.monitoring import GPU_METRICS, metric_names, named_metrics
+from tests.monitoring import BACKEND_METRICS, GPU_METRICS, metric_names, named_metrics
 from tests.repositories import small_repository
 from tests.server.gateways import USER, Served, Visitors, served_gateway
 from tests.server.otlp import Collector, collecting
@@ -264,7 +263,7 @@ def test_every_metric_that_is_drawn_or_alerted_on_is_served(served):
     recorded = served.http.post("/v1/events", json={"user": USER, "item": item}).raise_for_status()
     served.recommend(after=recorded.json()["sequence"])
     fill_windows(served)
-    wanted = named_metrics() - GPU_METRICS - {f"{PREFIX}_{SILENT}"}  # of a server with Kafka (test_faults.py)
+    wanted = named_metrics() - GPU_METRICS - BACKEND_METRICS
     deadline_s = time.monotonic() + SPANS_S
     while True:
         server = httpx.get(served.server.metrics_url).text

@@ -8,16 +8,25 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
+from experiments.fault_backends import depend_on
+from experiments.faults import keep_paused
 from export.settings import TableSettings
+from perf.observe import read_samples
+from server import live_helpers, supervisor
 from server.launcher import TritonServer
+from server.processes import runs_module
 from serving.contract.tensors import Degraded
 from serving.pipeline import Pipeline
+from serving.stages.live.measurements import PREFIX, REDIS_SILENT
 from serving.tables.formats.redis_layout import name_value_hash
 from serving.tables.updates.publisher import Publisher
+from tests.monitoring import BACKEND_METRICS, named_metrics
 from tests.present import present
+from tests.repositories import copy_small_fused_repository
 from tests.server.requests import infer
 from tests.server.test_tables import settings_of, table_metrics, with_tables
 from tests.unit.tables.kafka_broker import MockBroker
@@ -162,3 +171,27 @@ def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, c
     until(lambda: held_rows() == published, lambda: "Redis never got all rows")  # late, where it answers too slowly
     server.stop()
     broker.stop()
+
+
+def silent_s(server: TritonServer) -> float:
+    """Return how long `live share` has been silent, as the metrics page says; -1 before its first sign of life."""
+    values = {name: value for (name, _), value in read_samples(server.metrics_url).items()}
+    return values.get(f"{PREFIX}_{REDIS_SILENT}", -1.0)
+
+
+def find_sharing(server: TritonServer) -> psutil.Process | None:
+    """Return the process `live share` of a server, without its supervisor."""
+    helpers = live_helpers.find_helpers(server.state.tag)
+    own = (each for each in helpers if "share" in each.cmdline() and not runs_module(each, supervisor.__name__))
+    return next(own, None)
+
+
+def test_the_metrics_say_that_sharing_is_silent_and_an_alert_asks_for_them(tmp_path, launch, cluster):
+    repo = copy_small_fused_repository(tmp_path / "shared")
+    depend_on(repo, brokers="", nodes=cluster.address)
+    server = launch(repo)
+    until(lambda: 0 <= silent_s(server) < 3)
+    with keep_paused(present(find_sharing(server)).pid):
+        until(lambda: silent_s(server) > 7)  # while it runs, it gives a sign of life every 5 s
+    until(lambda: 0 <= silent_s(server) < 3)
+    assert f"{PREFIX}_{REDIS_SILENT}" in named_metrics() & BACKEND_METRICS

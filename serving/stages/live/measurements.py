@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -36,6 +36,7 @@ STATED = {  # current values that the helpers state
     "redis_deferred": "Users and items whose events wait because their keys in Redis cannot be read",
 }
 SILENT, REDIS_SILENT = "kafka_silent_seconds", "redis_silent_seconds"
+KAFKA, REDIS = "kafka", "redis"  # what a helper depends on: the first word of its metrics
 TIMES = {
     ACKNOWLEDGEMENT: "From a batch's arrival at the model until it is durable, quantiles of the latest ones",
     VISIBLE: "Age of an event as the answer that names it by `after` is prepared, quantiles of the latest ones",
@@ -74,10 +75,13 @@ def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Meas
     yield from times.list_measurements(ACKNOWLEDGEMENT, model=model)
 
 
-def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measurement]:
+def measure_store(store: Store, now_ms: int, limit_bytes: int, used: Collection[str]) -> Iterator[Measurement]:
     """Yield the measurements of the store: its log's progress, its sizes, and its helpers' counters.
 
-    now_ms: unix milliseconds; limit_bytes: size at which the store is full
+    now_ms: unix milliseconds; limit_bytes: size at which the store is full; used: which of KAFKA and REDIS the settings name
+
+    The store keeps the last statement of a helper for ever. It means nothing, and must raise no alert, once a generation
+    without that helper serves.
     """
     progress, counters = store.read_progress(), store.read_counters()
     values: dict[str, float] = {
@@ -95,8 +99,9 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measu
     for name, description in COUNTED.items():
         yield Measurement(f"{PREFIX}_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
     for name, description in STATED.items():
-        yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
-    for name, helper, counter in ((SILENT, "consume", "kafka_seen_ms"), (REDIS_SILENT, "share", "redis_seen_ms")):
-        if seen_ms := counters.get(counter):
+        stated = counters.get(name, 0) if name.partition("_")[0] in used else 0
+        yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(stated))
+    for backend, name, helper in ((KAFKA, SILENT, "consume"), (REDIS, REDIS_SILENT, "share")):
+        if backend in used and (seen_ms := counters.get(f"{backend}_seen_ms")):
             description = f"How long ago `live {helper}` last stated how it is: if this grows, it is down"
             yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, max(now_ms - seen_ms, 0) / 1000)

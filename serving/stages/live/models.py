@@ -27,7 +27,7 @@ from serving.live.sequences import mark_sequences
 from serving.live.store import DEFAULT_BYTES, find_live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from serving.stages.features.user_files import UserFiles
-from serving.stages.live.measurements import RecentTimes, measure_model, measure_store
+from serving.stages.live.measurements import KAFKA, REDIS, RecentTimes, measure_model, measure_store
 
 Arrays = dict[str, np.ndarray]
 Model = TypeVar("Model", bound="LiveModel")
@@ -161,7 +161,9 @@ class Observe(LiveModel):
     def list_measurements(self) -> Iterator[Measurement]:
         """Yield the model's measurements, and those of the store."""
         yield from super().list_measurements()
-        yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes)
+        named = {KAFKA: self.settings.brokers, REDIS: self.info.live_redis}
+        used = [name for name, addresses in named.items() if addresses]
+        yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes, used)
 
 
 class Upsert(LiveModel):

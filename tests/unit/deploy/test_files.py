@@ -65,7 +65,8 @@ def published_metrics() -> set[str]:
     declared = [node.args[0] for node in calls if getattr(node.func, "id", "") in ("_make_counter", "_make_gauge")]
     own |= {f"recommender_table_{ast.literal_eval(name)}" for name in declared}
     gateway = metric_names(GatewayMetrics().render_page().decode())
-    names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)
+    names = {*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED}
+    names |= {live.SILENT, live.REDIS_SILENT}
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
     window.add(np.arange(WINDOW_ROWS), np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
     shown = ShownWindow(ItemIndex(np.arange(3)))

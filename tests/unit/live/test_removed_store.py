@@ -31,6 +31,6 @@ def test_no_event_is_acknowledged_once_the_store_is_moved_or_removed(writer, fol
 def test_a_removed_store_is_still_measured(writer, folder):
     """Otherwise the metrics of `observe` would end with it, and its log fill with tracebacks."""
     writer.append(purchase(7, 1))
-    before = list(measure_store(writer.store, START_MS, 1))
+    before = list(measure_store(writer.store, START_MS, 1, ()))
     shutil.rmtree(folder)
-    assert list(measure_store(writer.store, START_MS, 1)) == before
+    assert list(measure_store(writer.store, START_MS, 1, ())) == before
