@@ -151,7 +151,7 @@ def consume(
 ) -> None:
     """Read events from Kafka into the store until SIGTERM; `live.brokers` and `live.topic` of the export name them."""
     configure_logging(logging.INFO)
-    with closing(Observe.load(find_stage_folder(repo, OBSERVE, generation))) as observe:
+    with closing(open_observe(repo, generation)) as observe:
         settings = observe.settings
         if not settings.brokers:
             raise ConfigError("The export names no Kafka brokers. Set [live] brokers, and export again.")
@@ -168,7 +168,7 @@ def share(
 ) -> None:
     """Share the state of users and items in Redis until SIGTERM; `live.redis` of the export names its nodes."""
     configure_logging(logging.INFO)
-    with closing(Observe.load(find_stage_folder(repo, OBSERVE, generation))) as observe:
+    with closing(open_observe(repo, generation)) as observe:
         info = observe.info
         if not info.live_redis:
             raise ConfigError("The export names no Redis. Set [live] redis, and export again.")
@@ -328,6 +328,18 @@ def find_store(repo: Path) -> Path:
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     wait_for_writers(folder)
     return folder
+
+
+def open_observe(repo: Path, generation: int) -> Observe:
+    """Open `observe` of a generation, and with it the live store, which is made if there is none.
+
+    Raises DependencyError where the store cannot be opened, because a process hangs that writes.
+    """
+    stage_folder = find_stage_folder(repo, OBSERVE, generation)
+    folder = find_live_folder(repo, read_stage(stage_folder).live_folder)
+    if Reader(folder).exists():
+        wait_for_writers(folder)
+    return Observe.load(stage_folder)
 
 
 def read_published_settings(repo: Path) -> LiveSettings:

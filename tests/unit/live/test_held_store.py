@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from live.__main__ import app
 from live.maintenance import lock, wait_for_writers
 from serving.contract import locks
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.errors import DependencyError
+from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.tensors import OBSERVE
 from serving.live.store import LOCK_FILE, find_live_folder
 from serving.stages.live.models import Observe
@@ -64,20 +66,38 @@ def test_a_holder_that_the_kernel_does_not_name_is_found_by_its_file(repo, monke
         call(repo, "maintain")
 
 
+@contextmanager
+def hanging_writer(folder: Path) -> Iterator[None]:
+    """Run a process that hangs while it writes to a store."""
+    with subprocess.Popen([sys.executable, "-c", HANGS, str(folder)], stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert present(writer.stdout).readline() == "writes\n"
+            yield
+        finally:
+            writer.kill()
+
+
+HANGING = r"has been writing to the live store .*`fuser \S*/lock\.mdb` names all"
+
+
 @pytest.mark.parametrize("command", ["maintain", "compact", "erase", "forget", "backup", "inspect"])
 def test_a_process_that_hangs_while_it_writes_is_not_waited_for_without_end(command, repo, tmp_path, monkeypatch):
     more = {"erase": ["7"], "forget": ["--item", "7"], "backup": [str(tmp_path / "backup")]}.get(command, [])
     folder, threads = find_live_folder(repo), threading.active_count()
-    with subprocess.Popen([sys.executable, "-c", HANGS, str(folder)], stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            assert present(writer.stdout).readline() == "writes\n"
-            with pytest.raises(DependencyError, match=r"has been writing to the live store .*`fuser \S*/lock\.mdb` names all"):
-                call(repo, command, *more)
-        finally:
-            writer.kill()
+    with hanging_writer(folder), pytest.raises(DependencyError, match=HANGING):
+        call(repo, command, *more)
     until(lambda: threading.active_count() <= threads)  # in a process of its own, the command would have ended
     monkeypatch.setattr("live.maintenance.LOCK_TIMEOUT_S", 60.0)
     call(repo, command, *more)  # the lock of a process that died is free
+
+
+@pytest.mark.parametrize(("command", "refused"), [("consume", "names no Kafka brokers"), ("share", "names no Redis")])
+def test_a_helper_does_not_wait_without_end_for_a_process_that_hangs(command, refused, repo, monkeypatch):
+    with hanging_writer(find_live_folder(repo)), pytest.raises(DependencyError, match=HANGING):
+        call(repo, command, "1")
+    monkeypatch.setattr("live.maintenance.LOCK_TIMEOUT_S", 60.0)
+    with pytest.raises(ConfigError, match=refused):  # the store was opened before that is found
+        call(repo, command, "1")
 
 
 def test_a_command_leaves_room_for_all_readers_of_a_store_whose_lock_file_is_missing(repo):
