@@ -26,7 +26,7 @@ SEALED = "sealed_s"  # key of a generation's manifest: when it was written, just
 
 def list_published_generations(repo: Path) -> tuple[int, ...]:
     """Return the generations for which every model has a version folder, ascending. Raises ConfigError."""
-    models = order_models(read_repository(repo))
+    models = order_models(read_repository(repo, with_challenger=False))
     return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
 
 

@@ -100,8 +100,10 @@ def refuse_unservable_path(folder: Path) -> None:
         )
 
 
-def read_repository(repo: Path) -> list[Model]:
+def read_repository(repo: Path, with_challenger: bool = True) -> list[Model]:
     """Return the models of `repo`, sorted by name.
+
+    with_challenger: False to leave the model `challenger` out, whose generation may be gone
 
     Raises ConfigError when there is none or its path cannot be served, ArtifactError for an unreadable or empty model.
     """
@@ -110,7 +112,7 @@ def read_repository(repo: Path) -> list[Model]:
         raise ConfigError(
             f"There is no model repository at {repo}. Make one with `make export REPO={repo}`, or pass another REPO=…."
         )
-    folders = sorted(entry for entry in repo.iterdir() if entry.is_dir())
+    folders = sorted(entry for entry in repo.iterdir() if entry.is_dir() and (with_challenger or entry.name != CHALLENGER))
     models = [Model(folder.name, folder, read_config(folder / "config.pbtxt")) for folder in folders]
     if not models:
         raise ConfigError(f"The model repository {repo} holds no model. Fill it with `make export REPO={repo}`.")

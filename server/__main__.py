@@ -185,9 +185,9 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         settings = running.settings | {name: value for name, value in requested.items() if value is not None}
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
     server.check_settings()
-    if left_out := drop_damaged_challenger(repo):  # before the models are read: without its folder, they cannot be
-        typer.echo(f"WARNING: {left_out}.", err=True)
     generation, damage = choose_generation(repo)
+    if left_out := drop_damaged_challenger(repo):  # a start that is refused before leaves the experiment as it was
+        typer.echo(f"WARNING: {left_out}.", err=True)
     if running and fault:
         typer.echo(f"starting again: {fault}: {_describe(running)}")
     if running:

@@ -22,6 +22,7 @@ from repository.registry import find_unaccepted, read_acts
 from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, REMEDY, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
 from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import CHALLENGER
 
 MEND = "Put the files back as they were published, or export the repository again (`make export`)"
 
@@ -36,7 +37,8 @@ class ArtifactCheck:
 
     def __init__(self, repo: Path, generation: int) -> None:  # 0: of a repository that is not ours; there is nothing to compare
         self.repo, self.generation = repo, generation
-        folders = sorted(repo.glob(f"*/{generation}"))
+        # Without the challenger's folder: in the fused layout it is a link to the same files.
+        folders = sorted(folder for folder in repo.glob(f"*/{generation}") if folder.parent.name != CHALLENGER)
         is_removed = generation > 0 and not folders
         self._unreadable = f"generation {generation} is not in {repo}: its files were removed" if is_removed else ""
         try:
@@ -108,7 +110,7 @@ def choose_generation(repo: Path) -> tuple[int, str]:
     Raises ArtifactError when no generation is intact or the configs do not pin exactly one, ConfigError for a repository that
     cannot be served here.
     """
-    check_backends(read_repository(repo))
+    check_backends(read_repository(repo, with_challenger=False))  # a damaged one is left out of the start
     pinned = read_pinned_generation(repo)
     damage = ArtifactCheck(repo, pinned).read_all()
     if not damage:

@@ -22,6 +22,7 @@ from repository.models import read_repository
 from repository.registry import read_acts
 from server.challenger import load_challenger, unload_challenger
 from server.challenger_files import ChallengerFiles, drop_damaged_challenger
+from server.integrity import ArtifactCheck
 from server.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError
@@ -227,6 +228,7 @@ def test_a_start_leaves_out_a_challenger_whose_generation_was_removed(tmp_path, 
     for folder in repo.glob("*/1"):
         copy_to_change(folder, folder.with_name("2"))
     write_challenger(repo, 2)
+    assert len(mapped := ArtifactCheck(repo, 2).mapped) == len({path.resolve() for path in mapped}) > 0  # each is read once
     assert drop_damaged_challenger(repo) == ""
     if runs:
         start_experiment(repo, Experiment("spring", 1, 2, 0.5))

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from repository.challenger import write_challenger
+from repository.challenger import read_challengers, write_challenger
 from repository.experiments import find_experiment_folder, find_running, start_experiment
 from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE
@@ -27,6 +27,7 @@ from server.ports import Ports, find_free_ports
 from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
 from server.tls import AUTHORITIES, CERTIFICATE, KEY
+from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
@@ -260,6 +261,31 @@ def test_a_start_leaves_out_a_challenger_with_damaged_files(spoil, tmp_path, sta
     assert told.startswith("spring: rolled back, ab, generation 2 beside 1, share 0.0%")
     assert f"; {path}" in told
     assert (read_acts(repo)[-1].action, read_acts(repo)[-1].generation) == ("rolled back", 2)
+
+
+@pytest.mark.parametrize("layout", ["ensemble", "fused"])
+def test_a_start_that_is_refused_leaves_the_experiment_as_it_was(layout, tmp_path, start):
+    """Champion and challenger are damaged: whoever puts all files back finds the experiment running."""
+    repo, ports = tmp_path / "shop", find_free_ports()
+    (copy_lean_repository if layout == "ensemble" else copy_small_fused_repository)(repo)
+    for model in list(repo.glob("*/1")):
+        copy_to_change(model, model.with_name("2"))
+    write_challenger(repo, 2)
+    write_pins(repo, 1)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    acts, path = read_acts(repo), find_stage_folder(repo, "rank", 1) / "stage.json"
+    published = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(published + b"\n")
+    challenger = (repo / ENSEMBLE / "2").rename(tmp_path / "removed")
+    with pytest.raises(RecommenderError, match="so nothing was started and nothing stopped"):
+        start(repo, ports)
+    assert (read_acts(repo), read_challengers(repo)) == (acts, (2,))
+    assert present(find_running(repo)).name == "spring"
+    path.write_bytes(published)
+    challenger.rename(repo / ENSEMBLE / "2")
+    assert "WARNING" not in start(repo, ports).stderr
+    assert find_loaded_challengers(present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url) == [2]
 
 
 def test_a_fused_repository_starts_without_a_challenger_that_was_removed(tmp_path, start):
