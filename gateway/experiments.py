@@ -110,25 +110,6 @@ class Experiments:
         experiment = self.read_current()
         return {champion, experiment.challenger} if experiment and experiment.runs else {champion}
 
-    def find_discarded(self) -> int | None:
-        """Return the challenger of the latest experiment if it ended without a promotion; None otherwise."""
-        experiment = self.read_current()
-        return None if experiment is None or experiment.state in ("running", "promoted") else experiment.challenger
-
-    def enrol(self, user_id: int | None, forced: int | None, champion: int) -> Enrolment:
-        """Return a request's part in the experiment.
-
-        user_id: int64 id on the wire; None, for a request without a user, takes part in no experiment
-        forced: the generation that the caller demands; None: the experiment decides. champion: the served generation
-        """
-        if forced is not None:
-            return Enrolment(challenger=None if forced == champion else forced, forced=True)
-        experiment = self.read_current()
-        if experiment is None or user_id is None or not experiment.runs:
-            return NO_EXPERIMENT
-        challenger = experiment.challenger if experiment.enrols(user_id) else None
-        return Enrolment(experiment, experiment.find_arm(user_id), challenger)
-
     async def answer(
         self,
         enrolment: Enrolment,
@@ -179,6 +160,25 @@ class Experiments:
         task = asyncio.create_task(ask())
         self._shadows.add(task)
         task.add_done_callback(self._shadows.discard)
+
+
+def find_discarded(experiment: Experiment | None) -> int | None:
+    """Return the challenger of the latest experiment if it ended without a promotion; None otherwise."""
+    return None if experiment is None or experiment.state in ("running", "promoted") else experiment.challenger
+
+
+def enrol(experiment: Experiment | None, user_id: int | None, forced: int | None, champion: int) -> Enrolment:
+    """Return a request's part in the latest experiment.
+
+    user_id: int64 id on the wire; None, for a request without a user, takes part in no experiment
+    forced: the generation that the caller demands; None: the experiment decides. champion: the served generation
+    """
+    if forced is not None:
+        return Enrolment(challenger=None if forced == champion else forced, forced=True)
+    if experiment is None or user_id is None or not experiment.runs:
+        return NO_EXPERIMENT
+    challenger = experiment.challenger if experiment.enrols(user_id) else None
+    return Enrolment(experiment, experiment.find_arm(user_id), challenger)
 
 
 def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:

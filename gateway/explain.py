@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gateway.experiments import Experiments
+from gateway.experiments import Experiments, enrol
 from gateway.shop import Shop
 from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import SOURCE_NAMES
@@ -71,7 +71,7 @@ class Explainer:
         item_id = self._shop.parse_item_id(item)
         with self._lock:
             champion = self._shop.published.generation  # not before: others may have had the lock for seconds
-            enrolment = self._experiments.enrol(visitor.find_counted_id(self._shop), None, champion)
+            enrolment = enrol(self._experiments.read_current(), visitor.find_counted_id(self._shop), None, champion)
             demanded = visitor.generation
             for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
                 pipeline = self._load_pipeline(generation)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from opentelemetry import trace
 
-from gateway.experiments import NO_EXPERIMENT, Enrolment, Experiments, Shown
+from gateway.experiments import NO_EXPERIMENT, Enrolment, Experiments, Shown, enrol, find_discarded
 from gateway.explain import Explainer
 from gateway.joined_calls import JoinedCalls
 from gateway.limiter import Limiter
@@ -94,9 +94,10 @@ class Answering:
         shop, request_id, (query, is_known) = self._shop, uuid.uuid4().hex, await self._make_query(question)
         counted_id = question.find_counted_id(shop)
         shop.refresh()
-        if discarded := self._experiments.find_discarded():
+        experiment = self._experiments.read_current()
+        if discarded := find_discarded(experiment):
             shop.forget_names(discarded)
-        enrolment = self._experiments.enrol(counted_id, question.generation, shop.published.generation)
+        enrolment = enrol(experiment, counted_id, question.generation, shop.published.generation)
         began_s = time.monotonic()
         try:
             shown = await self._ask(query, question, request_id, counted_id, enrolment)

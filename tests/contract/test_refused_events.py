@@ -73,7 +73,6 @@ class Shop:
 def shop(tmp_path) -> Iterator[Shop]:
     shop = Shop(copy_lean_repository(tmp_path / "repository"))
     yield shop
-    shop.gateway.close()
     shop.model.finalize()
 
 
