@@ -3,6 +3,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# every path here is relative to the checkout: `make -f` from elsewhere would find neither servers nor repositories
+ifeq ($(wildcard setup.sh),)
+$(error this is $(CURDIR), which is no checkout. Run the command there: make -C $(dir $(firstword $(MAKEFILE_LIST))) $(MAKECMDGOALS))
+endif
+
 # the interpreter of every command; setup.sh makes .venv with PYTHON, from the environment or the command line
 PY := .venv/bin/python
 DATA ?= online-retail

@@ -159,7 +159,16 @@ def refuse_changed_manifests(repo: Path, generation: int) -> None:
 
 
 def check_backends(models: list[Model]) -> None:
-    """Raise ConfigError for models that need another backend than Python, the only one in the wheel's tritonserver."""
+    """Raise ConfigError for models that need another backend than Python, the only one in the wheel's tritonserver.
+
+    Raises ArtifactError for a config that names none.
+    """
+    for model in models:
+        if not (model.config.backend or model.config.platform):
+            raise ArtifactError(
+                f"{model.folder / 'config.pbtxt'} names no backend; expected one in every config. It is cut short, as by a "
+                "copy that a full disk ended. Copy the repository again, or publish it again with `make export`."
+            )
     foreign = {model.name: model.config.backend or model.config.platform for model in models}
     foreign = {name: backend for name, backend in foreign.items() if backend not in ("python", "ensemble")}
     if foreign:

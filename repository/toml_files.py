@@ -22,10 +22,12 @@ def open_toml(path: Path, reference: str) -> Iterator[dict[str, Any]]:
     reference: a clause that says where all keys are listed
     """
     try:
-        yield tomllib.loads(path.read_text("utf-8"))
+        yield tomllib.loads(path.read_text("utf-8-sig"))  # some editors write a byte order mark
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected a TOML file; {reference}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}. Save the file as UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}. Correct that line.") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

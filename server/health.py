@@ -11,7 +11,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import InferenceServerClientPlugin
 from tritonclient.utils import InferenceServerException
 
-from server.keys import GRPC_HEADER, find_key, find_tls_folder
+from server.keys import GRPC_HEADER, KEYS_DIR, find_key, find_tls_folder
 from server.tls import ServerTls
 from serving.contract.errors import ServerError
 
@@ -55,8 +55,9 @@ def read_model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] |
     except InferenceServerException as error:
         if RESTRICTED in str(error):
             raise ServerError(
-                f"The server at {grpc_url} lists its models only to callers with its key. It was not started from this "
-                "checkout, which has no such key. Run the command where the server was started."
+                f"The server at {grpc_url} lists its models only to callers with its key, which is not in {KEYS_DIR}. "
+                "Either it was started from another checkout: run the command there. Or the key was removed, and only a "
+                "restart makes another one: make stop, then make serve."
             ) from error
         return None
     return {(model.name, int(model.version or 0)): (model.state, model.reason) for model in index.models}

@@ -100,8 +100,14 @@ def test_a_cluster_is_used_only_when_it_is_named(tmp_path):
 
 def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "settings.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"settings\.toml is not valid TOML: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"settings\.toml is not valid TOML: .*utf-8.*Save the file as UTF-8"):
         read_settings(tmp_path / "settings.toml")
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
+    """Editors of Windows write one, and a message about line 1 would show nothing to correct."""
+    (tmp_path / "settings.toml").write_bytes(b"\xef\xbb\xbf[ranker]\n")
+    assert read_settings(tmp_path / "settings.toml") == read_settings(None)
 
 
 def test_a_missing_file_is_named(tmp_path):

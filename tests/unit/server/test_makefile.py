@@ -118,3 +118,11 @@ def test_a_path_with_a_space_is_refused_with_the_reason(name):
     refused = subprocess.run(dry, cwd=PROJECT, env=clean, capture_output=True, text=True)
     assert refused.returncode == 2
     assert f'{name} is "/shops/my shop", and make takes no path with a space. Rename the folder' in refused.stderr
+
+
+def test_make_in_another_folder_says_where_to_run_it(tmp_path):
+    """It would find no servers there, and say that there is nothing to stop."""
+    command = ["make", "-f", str(PROJECT / "Makefile"), "stop"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert f"this is {tmp_path}, which is no checkout. Run the command there: make -C {PROJECT}/ stop" in done.stderr

@@ -39,6 +39,13 @@ def test_models_for_another_server(repo):
         check_backends(read_repository(repo))
 
 
+def test_a_config_that_was_cut_short_is_named(repo):
+    path = repo / "second" / "config.pbtxt"
+    path.write_text("")
+    with pytest.raises(ArtifactError, match=rf"{path} names no backend; .* Copy the repository again"):
+        check_backends(read_repository(repo))
+
+
 def test_models_configs_and_versions(repo):
     toys.publish(repo, 10)
     models = {model.name: model for model in read_repository(repo)}

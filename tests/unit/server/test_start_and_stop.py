@@ -28,7 +28,7 @@ from server.processes import STUB_PROGRAM, is_running
 from server.state import ServerState, make_state_path, read_state
 from server.tls import AUTHORITIES, CERTIFICATE, KEY
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, RecommenderError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
@@ -104,6 +104,8 @@ def test_a_server_started_elsewhere_that_is_too_slow_is_not_ready_yet(tmp_path):
     double.before_index = lambda _: "This protocol is restricted"
     try:
         assert not health.is_ready(f"localhost:{port}")
+        with pytest.raises(ServerError, match=r"another checkout: run the command there\. Or the key was .* make stop"):
+            health.read_model_states(f"localhost:{port}")
     finally:
         double.stop()
 
