@@ -245,7 +245,10 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"The live store's folder {folder} cannot be made: {error.strerror}. Choose another one.") from error
+        raise ConfigError(
+            f"The live store's folder {folder} cannot be made: {error.strerror}. Expected a place that this user may write to. "
+            "Run this as the user who serves the repository, or export with another [live] folder."
+        ) from error
 
 
 def refuse_foreign(folder: Path) -> None:

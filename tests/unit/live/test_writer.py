@@ -20,7 +20,7 @@ from serving.live.layout import Layout
 from serving.live.reader import MOST_AHEAD, Reader
 from serving.live.seeds import GenerationSeeds
 from serving.live.sequences import mark_sequences
-from serving.live.store import DATABASES, set_aside
+from serving.live.store import DATABASES, make_folder, set_aside
 from serving.live.writer import Writer, WriterSettings
 from tests.unit.live.batches import KINDS, START_MS, change, events, purchase
 from tests.unit.live.twin import StateTwin, differences
@@ -240,6 +240,12 @@ def test_a_link_instead_of_a_folder_is_refused(folder, tmp_path):
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="is not a directory"):
         Writer(folder, Layout(), KINDS.names)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_a_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"shop\.live cannot be made: Not a directory\. .* Run this as the user who serves"):
+        make_folder(tmp_path / "file" / "shop.live")
 
 
 def test_only_the_owner_can_read_the_store(writer, folder):
