@@ -6,7 +6,8 @@ Needs Python 3.8 and TensorRT 8.6, 10 or 11 (its Python module, or trtexec), and
 For each <model>/<generation>/engine.json beside a model.onnx it places a model.plan, out of the cache when it can.
 
 An engine fits one ONNX file, one TensorRT version, one GPU architecture, one precision and one set of profiles: these are the
-cache's key. Each build runs in a process of its own, so that even a crash of TensorRT does not keep the server from starting.
+cache's key. A TensorRT of another version than tritonserver's own builds nothing, because its engines would not load there.
+Each build runs in a process of its own, so that even a crash of TensorRT does not keep the server from starting.
 Without an engine, ONNX Runtime serves the model: its config.pbtxt is replaced, with a warning.
 
 Unchanged files are not written again, because tritonserver reloads a version when one of its files changes.
@@ -69,19 +70,48 @@ def _read_attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
     return value.value
 
 
-def find_builder() -> PythonBuilder | TrtexecBuilder:
-    """Return TensorRT's Python module where it is installed, else trtexec. Raises NoEngine."""
+def find_builder(served: int | None) -> PythonBuilder | TrtexecBuilder:
+    """Return TensorRT's Python module where it is installed, else trtexec. Raises NoEngine.
+
+    served: tritonserver's version, as `find_served_version` returns it; builders of other versions are passed over.
+    """
+    others = []
     try:
         import tensorrt
     except Exception as error:  # a module that fails to load raises many types
         reason = str(error)
     else:
-        return PythonBuilder(tensorrt)
-    for name in TRTEXEC:
-        path = shutil.which(name)
-        if path:
-            return TrtexecBuilder(path)
+        number = encode_version(tensorrt.__version__)
+        if served in (None, number):
+            return PythonBuilder(tensorrt)
+        others.append(f"the Python module is {number}")
+    for path in filter(None, map(shutil.which, TRTEXEC)):
+        builder = TrtexecBuilder(path)
+        if served in (None, builder.number):
+            return builder
+        others.append(f"{path} is {builder.number}")
+    if others:
+        raise NoEngine(f"tritonserver loads TensorRT {served} and no engine of another version, but {', '.join(others)}")
     raise NoEngine(f"there is neither TensorRT's Python module ({reason}) nor trtexec")
+
+
+def find_served_version(backends: Path) -> int | None:
+    """Return the version of the TensorRT that tritonserver loads, as TensorRT counts: 8603 is 8.6.3, 101303 is 10.13.3.
+
+    None where there is no backend, or its TensorRT does not load.
+    """
+    backend = backends / "tensorrt" / "libtriton_tensorrt.so"
+    named = re.search(rb"libnvinfer\.so\.\d+", backend.read_bytes()) if backend.is_file() else None
+    try:
+        return int(ctypes.CDLL(named.group().decode()).getInferLibVersion()) if named else None
+    except OSError:
+        return None
+
+
+def encode_version(text: str) -> int:
+    """Return "8.6.3" as 8603 and "10.13.3.9" as 101303, as TensorRT's libraries and trtexec count."""
+    major, minor, patch = (int(part) for part in re.findall(r"\d+", text)[:3])
+    return (major * 1000 if major < 10 else major * 10_000) + minor * 100 + patch
 
 
 # --- two ways to build ------------------------------------------------------------------------------------------------------
@@ -172,7 +202,8 @@ class TrtexecBuilder:
         banner = re.search(r"TensorRT v(\d+)", self.help)
         if not banner:
             raise NoEngine(f"{path} does not start: {self.help.strip()[-300:] or run.returncode}")
-        self.version = f"trtexec {banner.group(1)}"
+        self.number = int(banner.group(1))
+        self.version = f"trtexec {self.number}"
 
     @property
     def one_profile(self) -> bool:
@@ -268,13 +299,13 @@ def compute_sha256(path: Path) -> str:
 # --- the repository ---------------------------------------------------------------------------------------------------------
 
 
-def build_version(version: Path, cache: Path, suffix: str) -> str:
+def build_version(version: Path, cache: Path, backends: Path, suffix: str) -> str:
     """Place model.plan in a version folder. Return the name of the config that it needs. Raises NoEngine.
 
     Runs in a child process. suffix: of the unfinished plan's name
     """
     engine = json.loads((version / ENGINE_FILE).read_text())
-    builder = find_builder()
+    builder = find_builder(find_served_version(backends))
     if builder.one_profile:
         engine["profiles"] = engine["profiles"][-1:]
     key = compute_cache_key(version / ONNX, engine, builder.version, find_gpu_architecture())
@@ -284,15 +315,16 @@ def build_version(version: Path, cache: Path, suffix: str) -> str:
     return ONE_PROFILE if builder.one_profile else TENSORRT
 
 
-def build_apart(version: Path, cache: Path) -> str:
+def build_apart(version: Path, cache: Path, backends: Path) -> str:
     """Run `build_version` in a child process. Return the config to serve with. Raises NoEngine, even if the child crashes.
 
     Nothing of the build is left, neither a trtexec that the child started nor an unfinished plan.
     """
     suffix = uuid.uuid4().hex
-    command = [sys.executable, os.path.abspath(__file__), "--version-folder", str(version), "--cache", str(cache)]
+    command = [sys.executable, os.path.abspath(__file__), "--version-folder", str(version)]
+    command += ["--cache", str(cache), "--backends", str(backends), "--suffix", suffix]
     try:
-        output, code = run_apart([*command, "--suffix", suffix], BUILD_TIMEOUT_S)
+        output, code = run_apart(command, BUILD_TIMEOUT_S)
     finally:
         for unfinished in cache.glob(f".*.{suffix}"):
             unfinished.unlink()
@@ -323,7 +355,7 @@ def run_apart(command: list[str], timeout_s: float) -> tuple[str, int]:
 def serve_model(model: Path, cache: Path, backends: Path) -> str:
     """Build engines for every version of a model, or fall back. Return the name of the config that is in place now."""
     try:
-        needed = {build_apart(engine.parent, cache) for engine in sorted(model.glob(f"*/{ENGINE_FILE}"))}
+        needed = {build_apart(engine.parent, cache, backends) for engine in sorted(model.glob(f"*/{ENGINE_FILE}"))}
         chosen = ONE_PROFILE if ONE_PROFILE in needed else TENSORRT
     except NoEngine as error:
         chosen = ONNXRUNTIME if (backends / ONNXRUNTIME).is_dir() else PYTHON
@@ -370,7 +402,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.version_folder:
         try:
-            print(build_version(arguments.version_folder, arguments.cache, arguments.suffix))
+            print(build_version(arguments.version_folder, arguments.cache, arguments.backends, arguments.suffix))
         except NoEngine as error:
             print(error)
             return REFUSED

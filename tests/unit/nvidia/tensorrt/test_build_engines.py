@@ -310,10 +310,46 @@ echo $$ > {started}.new; mv {started}.new {started}; sleep 60 ;;"""
 
     monkeypatch.setattr(subprocess.Popen, "communicate", time_out_once_trtexec_runs)
     with pytest.raises(NoEngine, match="did not end within 1800 s"):
-        build_engines.build_apart(version, tmp_path / "cache")
+        build_engines.build_apart(version, tmp_path / "cache", tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
     process = int(started.read_text())
     until(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.fixture
+def backends(tmp_path: Path) -> Path:
+    """-> the folder of a tritonserver whose TensorRT backend needs libnvinfer.so.8."""
+    backend = tmp_path / "backends" / "tensorrt" / "libtriton_tensorrt.so"
+    backend.parent.mkdir(parents=True)
+    backend.write_bytes(b"\x7fELF\0libcudart.so.12\0libnvinfer.so.8\0libnvinfer_plugin.so.8\0")
+    return backend.parents[1]
+
+
+def test_an_engine_that_tritonserver_would_not_load_is_not_built(version, backends, tmp_path):
+    path = trtexec(tmp_path / "bin", "100001", "'--profile=0'")
+    environment = {"PATH": f"{path.parent}:/usr/bin:/bin", "FAKE_TENSORRT": "10.13.3", "FAKE_SERVED": "8603"}
+    run = start(version.parents[1], tmp_path / "cache", backends, **environment)
+    assert run.returncode == 0, run.stderr
+    expected = "tritonserver loads TensorRT 8603 and no engine of another version, but the Python module is 101303, "
+    assert f"{expected}{path} is 100001. It is served by ONNX Runtime" in run.stderr
+    assert config_of(version).backend == "python"
+    assert not (version / "model.plan").exists()
+
+
+@pytest.mark.parametrize("served", [{"FAKE_SERVED": "8601"}, {}])
+def test_tritonservers_own_version_builds_and_so_does_any_where_it_is_unknown(version, backends, tmp_path, served):
+    path = trtexec(tmp_path / "bin", *OF_8)
+    environment = {"PATH": f"{path.parent}:/usr/bin:/bin", "FAKE_TENSORRT": "8.6.1", **served}
+    assert start(version.parents[1], tmp_path / "cache", backends, **environment).returncode == 0
+    assert json.loads((version / "model.plan").read_bytes())["version"] == "8.6.1"
+
+
+def test_trtexec_of_tritonservers_version_builds_where_the_python_module_is_of_another(version, backends, tmp_path):
+    path = trtexec(tmp_path / "bin", *OF_8)
+    environment = {"PATH": f"{path.parent}:/usr/bin:/bin", "FAKE_TENSORRT": "10.0.1", "FAKE_SERVED": "8601"}
+    assert start(version.parents[1], tmp_path / "cache", backends, **environment).returncode == 0
+    assert "--onnx=" in (version / "model.plan").read_text()
+    assert list(config_of(version).instance_group[0].profile) == ["0"]
 
 
 def test_trtexec_that_fails_is_quoted(version, tmp_path):

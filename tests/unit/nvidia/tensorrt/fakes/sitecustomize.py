@@ -1,10 +1,13 @@
-"""One H200, for processes that tests start with this folder on PYTHONPATH: libcuda answers as the driver does."""
+"""One H200, for processes that tests start with this folder on PYTHONPATH: libcuda answers as the driver does.
+
+libnvinfer, which tritonserver's backend names, has the version in FAKE_SERVED, and does not load without it.
+"""
 
 import ctypes
 import os
 
 _real = ctypes.CDLL
-ATTRIBUTES = {75: 9, 76: 0}  # compute capability
+ATTRIBUTES = {75: int(os.environ.get("FAKE_MAJOR", "9")), 76: 0}  # compute capability
 
 
 def put(pointer, value):
@@ -28,8 +31,15 @@ class Driver:
         return 0
 
 
+class Inference:
+    def getInferLibVersion(self):
+        return int(os.environ["FAKE_SERVED"])
+
+
 class Library(_real):
     def __new__(cls, name=None, *rest, **options):
+        if name == "libnvinfer.so.8" and "FAKE_SERVED" in os.environ:
+            return Inference()
         return Driver() if name == "libcuda.so.1" else super().__new__(cls)
 
 
