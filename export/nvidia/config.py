@@ -80,7 +80,10 @@ def list_preferred_sizes(serving: Serving) -> list[int]:
 
 
 def make_profiles(spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]) -> tuple[Profile, ...]:
-    """Return a network's profiles; each accepts every batch of the settings. max_batch_size 0: see `make_shape_profiles`."""
+    """Return a network's profiles; each accepts every batch of the settings. max_batch_size 0: see `make_shape_profiles`.
+
+    Without a batch axis one profile is enough: the backend takes every request for one row when it compares the tuned shapes.
+    """
     default = [size for size in TUNED_BATCHES if size <= serving.max_batch_size]
-    tuned = list_preferred_sizes(serving) or default
+    tuned = (list_preferred_sizes(serving) or default) if max_batch_size else ()
     return make_shape_profiles(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)

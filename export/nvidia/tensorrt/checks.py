@@ -72,6 +72,8 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
         yield from check_version(config, model / str(version), where)
     for fact in (*find_placement_faults(config), *find_batching_faults(config)):
         yield Finding("error", where, fact, AGAIN)
+    for fact in find_useless_settings(config):
+        yield Finding("warning", where, fact, AGAIN)
 
 
 def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator[Finding]:
@@ -115,6 +117,19 @@ def find_batching_faults(config: pb.ModelConfig) -> Iterator[str]:
         yield "dynamic_batching with max_batch_size 0: there is no axis to batch on"
     if too_big := [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]:
         yield f"preferred_batch_size {too_big} above max_batch_size {config.max_batch_size}"
+
+
+def find_useless_settings(config: pb.ModelConfig) -> Iterator[str]:
+    """Yield what costs GPU memory and time at load and is never used, because the model has no batch axis.
+
+    The backend counts every request of such a model as one row when it looks for a graph and for the closest profile.
+    """
+    if config.max_batch_size:
+        return
+    if config.optimization.cuda.graphs:
+        yield "CUDA graphs with max_batch_size 0: the backend records them for batch size 0, looks for 1, and launches none"
+    if idle := [index for group in config.instance_group for index in group.profile[1:]]:
+        yield f"The profiles {idle} with max_batch_size 0: only the one tuned for the fewest rows runs"
 
 
 def find_operator_faults(network: onnx.ModelProto) -> Iterator[str]:

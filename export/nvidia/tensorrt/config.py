@@ -1,7 +1,8 @@
 """config.pbtxt of a TensorRT model, and of its two stand-ins that serve the same tensors from the ONNX file.
 
 CUDA graphs: one per tuned batch size and one for the largest, captured at load. A graph also serves sizes down to just above
-the next smaller one. Its unused rows hold stale values, on which no other row depends.
+the next smaller one. Its unused rows hold stale values, on which no other row depends. A model without a batch axis gets none:
+the backend would record them under batch size 0, look for batch size 1, and never launch one (SetCudaGraphShape).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def make_tensorrt_config(
         )
     group = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU, count=instances, gpus=gpus)
     group.profile.extend(str(index) for index in range(len(profiles)))
-    if cuda_graphs:
+    if cuda_graphs and max_batch_size:
         _add_graphs(config, profiles)
     _add_warmup(config, profiles)
     return config
@@ -113,17 +114,12 @@ def _add_graphs(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
 
 
 def _add_graph(config: pb.ModelConfig, shapes: dict[str, tuple[int, ...]], below: dict[str, tuple[int, ...]] | None) -> None:
-    """Add a graph for `shapes`, used from just above `below` on. Without a batch axis, shapes must match exactly."""
+    """Add a graph for `shapes`, used from just above `below` on."""
     graph = config.optimization.cuda.graph_spec.add()
-    batched = config.max_batch_size > 0
+    graph.batch_size = next(iter(shapes.values()))[0]
+    graph.graph_lower_bound.batch_size = next(iter(below.values()))[0] + 1 if below else graph.batch_size
     for name, shape in shapes.items():
-        graph.input[name].dim.extend(shape[1:] if batched else shape)
-    if not batched:
-        return
-    rows = next(iter(shapes.values()))[0]
-    graph.batch_size = rows
-    graph.graph_lower_bound.batch_size = next(iter(below.values()))[0] + 1 if below else rows
-    for name, shape in shapes.items():
+        graph.input[name].dim.extend(shape[1:])
         graph.graph_lower_bound.input[name].dim.extend(shape[1:])
 
 

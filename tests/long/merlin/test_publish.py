@@ -251,6 +251,15 @@ class TestNetwork:
                 rows = [next(iter(profile.values())) for profile in profiles]
                 assert [[shape[0] for shape in span] for span in rows] == [[1, usual, most] for usual in tuned]
 
+    def test_behind_hps_one_profile_accepts_every_batch_and_nothing_idle_is_loaded(self, exported):
+        """The TensorRT backend takes each request without a batch axis for one row when it chooses a profile and a graph."""
+        config = read_config(exported["24.03"] / "rank_dense" / "config.pbtxt")
+        (profile,) = read_json(exported["24.03"] / "rank_dense" / "1", "engine.json")["profiles"]
+        assert [[shape[0] for shape in profile[name]] for name in ("user_numbers", "pair_numbers")] == [[1, 1, 64]] * 2
+        assert list(config.instance_group[0].profile) == ["0"]
+        assert not config.optimization.cuda.graphs
+        assert read_config(exported["24.03"] / "towers_user" / "config.pbtxt").optimization.cuda.graphs
+
     def test_only_the_requests_vary(self, exported):
         graph = onnx.load(str(exported["24.03"] / "rank_dense" / "1" / "model.onnx")).graph
         dims = {tensor.name: [d.dim_value or d.dim_param for d in tensor.type.tensor_type.shape.dim] for tensor in graph.input}

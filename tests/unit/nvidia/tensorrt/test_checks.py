@@ -102,6 +102,11 @@ def graph_of_nothing(config):
         (other_dims, "x with dims [4] lies outside profile 0: [1, 3] to [8, 3]"),
         (no_batch, "dynamic_batching with max_batch_size 0: there is no axis to batch on"),
         (no_batch, "A CUDA graph of batch size 1 with max_batch_size 0"),
+        (
+            no_batch,
+            "CUDA graphs with max_batch_size 0: the backend records them for batch size 0, looks for 1, and launches none",
+        ),
+        (no_batch, "The profiles ['1'] with max_batch_size 0: only the one tuned for the fewest rows runs"),
         (graph_too_big, "A CUDA graph of batch size 9 with max_batch_size 8"),
         (graph_too_big, "A CUDA graph gives x the shape [9, 3], which no profile accepts"),
         (graph_upside_down, "A CUDA graph of batch size 4 from 5 on"),
