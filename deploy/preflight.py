@@ -9,6 +9,7 @@ more; this checks what depends on the serving image.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import importlib.util
 import json
@@ -26,6 +27,8 @@ PACKAGES = {  # module -> what pip installs
 TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # needed where our own levels serve the tables, and not the hps backend
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 COMPILED_PREPROCESS = '[merlin] preprocess = "compiled"'  # the export setting that needs no NVTabular
+HPS_MAJORS = (7, 8, 9)  # compute capabilities that HPS in merlin-hugectr:24.06 is compiled for: 7.0, 7.5, 8.0, 9.0, without PTX
+COMPUTE_CAPABILITY_MAJOR = 75  # of CUdevice_attribute
 PINNED = re.compile(r"\bversion_policy\s*:?\s*\{\s*specific\s*:?\s*\{\s*versions:\s*\[?\s*(\d+)")
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)
 
@@ -92,6 +95,7 @@ def find_hps_faults(path: Path) -> Iterator[str]:
     try:
         models = json.loads(path.read_text())["models"]
         folders = [Path(folder) for model in models for folder in model["sparse_files"]]
+        gpus = sorted({gpu for model in models for gpu in model["deployed_device_list"]})
     except (ValueError, KeyError, TypeError) as error:
         yield f"{path} does not describe tables ({error!r}). Export the repository again"
         return
@@ -99,6 +103,31 @@ def find_hps_faults(path: Path) -> Iterator[str]:
         if missing := [name for name in ("key", "emb_vector") if not (folder / name).is_file()]:
             lacking = " and ".join(missing)
             yield f"{folder} lacks {lacking}. Mount the repository at the path that the export was given ([merlin] mount)"
+    majors = list_gpu_majors()
+    for gpu in gpus:
+        if gpu >= len(majors):
+            fact = f"{path} keeps rows on GPU {gpu}, and the driver shows {len(majors)} GPUs here"
+            yield f"{fact}. Start the container with --gpus all, or export with another [merlin] gpu or TRITON=modern"
+        elif majors[gpu] not in HPS_MAJORS:
+            fact = f"GPU {gpu} has the compute capability {majors[gpu]}.x, and this hps backend has code for 7.x to 9.x"
+            yield f"{fact}. Serve from another GPU, or export with TRITON=modern"
+
+
+def list_gpu_majors() -> list[int]:
+    """Return the major compute capability of each GPU that the driver shows, an empty list without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, device, major = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    majors = []
+    for number in range(count.value):
+        cuda.cuDeviceGet(ctypes.byref(device), number)
+        cuda.cuDeviceGetAttribute(ctypes.byref(major), COMPUTE_CAPABILITY_MAJOR, device)
+        majors.append(major.value)
+    return majors
 
 
 def main() -> int:

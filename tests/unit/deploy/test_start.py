@@ -1,6 +1,7 @@
 """The container's start script and what it calls, with a tritonserver that only tells how it was called."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 
 from serving.contract.artifacts import compute_sha256, write_manifest
 from tests.unit.nvidia.tensorrt.conftest import publish
+from tests.unit.nvidia.tensorrt.test_build_engines import FAKES
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
+ONE_GPU = {"PYTHONPATH": str(FAKES)}  # its driver; no TensorRT
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_compiled_loops_are_kept_beside_the_engines(image, tmp_path):
 def test_a_repository_with_hps_names_its_ps_json(image, tmp_path):
     publish(tmp_path / "repo")
     add_hps(tmp_path)
-    run = start(image)
+    run = start(image | ONE_GPU)
     assert run.returncode == 0, run.stderr
     assert f"--backend-config=hps,ps={tmp_path / 'repo' / 'ps.json'}" in run.stdout.splitlines()
 
@@ -79,7 +82,7 @@ def test_the_folder_above_rocksdbs_is_there_before_the_server(image, tmp_path):
     ps = tmp_path / "repo" / "ps.json"
     ps.write_text(json.dumps(json.loads(ps.read_text()) | {"persistent_db": {"type": "rocks_db", "path": str(path)}}))
     (tmp_path / "bin" / "tritonserver").write_text(f'#!/bin/sh\n[ -d "{path.parent}" ] && echo there\n')
-    run = start(image)
+    run = start(image | ONE_GPU)
     assert run.returncode == 0, run.stderr
     assert run.stdout == "there\n"
     assert not path.exists()  # RocksDB's own to make
@@ -91,10 +94,33 @@ def test_a_place_for_rocksdb_that_cannot_be_made_stops_the_start(image, tmp_path
     (tmp_path / "file").touch()
     ps = tmp_path / "repo" / "ps.json"
     ps.write_text(json.dumps(json.loads(ps.read_text()) | {"persistent_db": {"path": str(tmp_path / "file" / "a" / "b")}}))
-    run = start(image)
+    run = start(image | ONE_GPU)
     assert run.returncode != 0
     assert "mkdir" in run.stderr
     assert not run.stdout
+
+
+@pytest.mark.parametrize(
+    ("gpu", "environment", "fact"),
+    [
+        (0, {}, "ps.json keeps rows on GPU 0, and the driver shows 0 GPUs here. Start the container with --gpus all"),
+        (0, ONE_GPU | {"FAKE_GPUS": "0"}, "ps.json keeps rows on GPU 0, and the driver shows 0 GPUs here"),
+        (1, ONE_GPU, "ps.json keeps rows on GPU 1, and the driver shows 1 GPUs here"),
+        (
+            0,
+            ONE_GPU | {"FAKE_MAJOR": "10"},
+            "GPU 0 has the compute capability 10.x, and this hps backend has code for 7.x to 9.x",
+        ),
+    ],
+)
+def test_hps_does_not_start_without_a_gpu_that_it_has_code_for(image, tmp_path, gpu, environment, fact):
+    publish(tmp_path / "repo")
+    add_hps(tmp_path)
+    ps = tmp_path / "repo" / "ps.json"
+    ps.write_text(ps.read_text().replace("[0]", f"[{gpu}]"))
+    run = start(image | environment)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert fact in run.stderr
 
 
 def test_what_will_fail_is_said_and_the_server_not_started(image, tmp_path):
@@ -145,7 +171,9 @@ def add_hps(tmp_path: Path) -> Path:
     for name in ("key", "emb_vector"):
         (folder / name).write_bytes(b"\0" * 8)
     (tmp_path / "repo" / "rank_embeddings" / "config.pbtxt").write_text('name: "rank_embeddings"\nbackend: "hps"\n')
-    (tmp_path / "repo" / "ps.json").write_text(json.dumps({"models": [{"sparse_files": [str(folder)]}]}))
+    (tmp_path / "repo" / "ps.json").write_text(
+        json.dumps({"models": [{"sparse_files": [str(folder)], "deployed_device_list": [0]}]})
+    )
     return folder
 
 
@@ -154,7 +182,7 @@ def preflight(tmp_path: Path, *without: str) -> str:
     hide = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n in %r else f(n, *a)"
     code = f"{hide % (without,)}; import runpy; runpy.run_path({str(DEPLOY / 'preflight.py')!r}, run_name='__main__')"
     options = ["--repository", str(tmp_path / "repo"), "--backends", str(tmp_path / "backends")]
-    run = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", code, *options], env=os.environ | ONE_GPU, capture_output=True, text=True)
     assert run.returncode == bool(run.stderr)
     return run.stderr
 
