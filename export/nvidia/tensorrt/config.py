@@ -58,9 +58,15 @@ def make_tensorrt_config(
 
 
 def make_onnxruntime_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
-    """Return the same model on Triton's ONNX Runtime backend, which current Triton images have."""
+    """Return the same model on Triton's ONNX Runtime backend, which current Triton images have.
+
+    On all GPUs that are there, or on the CPU: tritonserver refuses a model that names a GPU which it does not have.
+    """
     config = _drop_tensorrt_settings(tensorrt)
     config.backend, config.default_model_filename = "onnxruntime", ONNX
+    for group in config.instance_group:
+        group.kind = pb.ModelInstanceGroup.KIND_AUTO
+        del group.gpus[:]
     return config
 
 

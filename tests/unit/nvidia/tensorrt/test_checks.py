@@ -124,6 +124,17 @@ def test_what_the_start_script_needs_must_be_there(version):
     assert facts(version) == ["configs/ lacks onnxruntime: the start script could not fall back"]
 
 
+@pytest.mark.parametrize("name", ["onnxruntime", "python"])
+def test_a_stand_in_that_needs_a_gpu_is_an_error(version, name):
+    path = version.parent / "configs" / f"{name}.pbtxt"
+    config = text_format.Parse(path.read_text(), pb.ModelConfig())
+    config.instance_group[0].gpus.append(0)
+    path.write_text(text_format.MessageToString(config))
+    (finding,) = check_tensorrt_model(version.parent)
+    assert (finding.level, finding.where) == ("error", f"rank_dense/configs/{name}.pbtxt")
+    assert "tritonserver would refuse the stand-in where there is none" in finding.fact
+
+
 def test_a_model_that_fell_back_is_a_warning(version):
     (version.parent / "config.pbtxt").write_text((version.parent / "configs" / "python.pbtxt").read_text())
     (finding,) = check_tensorrt_model(version.parent)

@@ -125,3 +125,4 @@ def test_stand_ins_serve_the_same_tensors_without_what_only_tensorrt_knows(stand
     assert not other.platform
     assert not other.HasField("optimization")
     assert not any(group.profile for group in other.instance_group)
+    assert all(group.kind != pb.ModelInstanceGroup.KIND_GPU and not group.gpus for group in other.instance_group)
