@@ -214,8 +214,13 @@ def test_mounted_paths_exist_in_the_checkout():
 def test_the_image_is_built_from_files_that_exist():
     copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     sources = [source for line in copied for source in line.split()]
-    assert {Path(source).name for source in sources} == {"build_engines.py", "preflight.py", "start.sh"}
+    assert {Path(source).name for source in sources} == {"build_engines.py", "preflight.py", "start.sh", "alive.py"}
     assert all((PROJECT / source).is_file() for source in sources)
+    server = yaml.safe_load((DEPLOY / "kubernetes" / "overlays" / "gpu" / "server.yaml").read_text())
+    container = server["spec"]["template"]["spec"]["containers"][0]
+    (probed,) = [Path(word) for word in container["livenessProbe"]["exec"]["command"] if word.endswith(".py")]
+    assert probed.parent == Path("/opt/recommender")
+    assert probed.name in {Path(source).name for source in sources}
 
 
 def test_preflight_names_the_packages_that_the_image_is_built_with():
@@ -275,7 +280,7 @@ SINCE_3_11 = {
     *("assert_never", "chdir", "file_digest", "timeout_at", "tomllib"),
 }
 SINCE_3_9 = {"removeprefix", "removesuffix", "pairwise", "strict"}  # strict: zip's
-OLDEST = {"deploy/preflight.py": (3, 8), "export/nvidia/tensorrt/build_engines.py": (3, 8)}
+OLDEST = {"deploy/preflight.py": (3, 8), "deploy/alive.py": (3, 8), "export/nvidia/tensorrt/build_engines.py": (3, 8)}
 IN_THE_CONTAINER = [
     *OLDEST,
     *(
