@@ -254,6 +254,12 @@ def _check_cache(config: PsConfig, model: ModelParams, where: str) -> Iterator[F
             f"{where}.refresh_delay",
             f"is {model.refresh_delay}, which the hps backend ignores. Expected 0. Remove it.",
         )
+    if model.embedding_cache_type == "stochastic":
+        yield _make_error(
+            f"{where}.embedding_cache_type",
+            "is stochastic. HPS fills its databases for dynamic only, so every row that is not cached would be the default "
+            "vector. Write dynamic.",
+        )
     if config.update_source.type != "null" and model.embedding_cache_type in DATABASE_FREE_CACHES:
         yield _make_warning(
             f"{where}.embedding_cache_type",
@@ -271,7 +277,7 @@ def _check_cache(config: PsConfig, model: ModelParams, where: str) -> Iterator[F
         yield _make_warning(
             f"{where}.cache_refresh_percentage_per_iteration",
             f"is {model.cache_refresh_percentage_per_iteration} with init_ec {model.init_ec}: the cache starts empty. "
-            "Expected above 0 with init_ec true for a warm start. Set both.",
+            "Expected above 0 and below 1 with init_ec true for a warm start. Set both.",
         )
     if not model.exact:
         yield _make_warning(

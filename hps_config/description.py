@@ -45,7 +45,7 @@ class ServingSection(_Section):
     instances: Positive = 1
     max_batch_size: Positive = 4096
     hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1
-    refresh_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    refresh_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     devices: Annotated[list[int], Field(min_length=1)] = [0]
 
 

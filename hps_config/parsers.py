@@ -195,13 +195,13 @@ def _read_enumeration(reading: Reading, schema: Any, value: Any, where: str) -> 
         if spelled in spellings and not (reading.parser == "B" and canonical in UNKNOWN_TO_B):
             return canonical
     known = ", ".join(name for name in names if not (reading.parser == "B" and name in UNKNOWN_TO_B))
-    if reading.parser == "B":
+    used = schema.default if reading.parser == "A" else schema.metadata.get("b_unknown")
+    if used is None:
         raise _Unreadable(f"one of {known}")
-    reading.add_warning(
-        where,
-        f"is {value!r}; A does not know it (case matters) and uses {schema.default!r}. Expected one of {known}. Correct it.",
-    )
-    return schema.default
+    case = " (case matters)" if reading.parser == "A" else ""
+    message = f"is {value!r}; {reading.parser} does not know it{case} and uses {used!r}. Expected one of {known}. Correct it."
+    reading.add_warning(where, message)
+    return used
 
 
 def _read_bool_a(value: Any) -> bool:

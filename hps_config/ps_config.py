@@ -2,7 +2,8 @@
 
 A field's default is what parser A (HPS's library: databases, caches) uses when the key is absent. `a` and `b` say how each of
 NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. `b_absent` is what
-parser B (the Triton backend: instances and lookup sessions) uses when the key is absent, where that differs.
+parser B (the Triton backend: instances and lookup sessions) uses when the key is absent, where that differs, and `b_unknown`
+what it uses in place of an unknown name, where it does not stop.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class ModelParams:
     num_of_refresher_buffer_in_pool: int = key(1)
     cache_refresh_percentage_per_iteration: float = key(0.0)
     init_ec: bool = key(True)
-    embedding_cache_type: str = key("dynamic", names=CACHE_TYPES)
+    embedding_cache_type: str = key("dynamic", names=CACHE_TYPES, b_unknown="dynamic")
     use_static_table: bool = key(False, b=UNREAD)
     fuse_embedding_table: bool | None = key(None, b=UNREAD)  # None: the top level's value
     refresh_delay: float = key(0.0, b=UNREAD)
@@ -145,8 +146,11 @@ class ModelParams:
 
     @property
     def prefilled(self) -> bool:
-        """Whether the cache is filled from the start of the sparse files before the first request."""
-        return self.gpucache and self.init_ec and self.cache_refresh_percentage_per_iteration > 0
+        """Whether the cache is filled from the start of the sparse files before the first request.
+
+        HPS leaves the last step to the requests (init_ec), so with a share of 1 it would fill nothing.
+        """
+        return self.gpucache and self.init_ec and 0 < self.cache_refresh_percentage_per_iteration < 1
 
 
 @dataclass(frozen=True)

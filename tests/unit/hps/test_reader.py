@@ -98,6 +98,7 @@ ERRORS = [
     ({}, {"gpucacheper": 0.0}, "models[0].gpucacheper"),
     ({}, {"gpucacheper": 1.5}, "models[0].gpucacheper"),
     ({}, {"cache_refresh_percentage_per_iteration": 2.0}, "models[0].cache_refresh_percentage_per_iteration"),
+    ({}, {"embedding_cache_type": "stochastic"}, "models[0].embedding_cache_type"),
 ]
 
 
@@ -115,7 +116,9 @@ WARNINGS = [
     ({"volatile_db": {"type": "redis", "num_node_connections": 1}}, {}, "volatile_db.num_partitions"),
     ({}, {"hit_rate_threshold": 0.9}, "models[0].hit_rate_threshold"),
     ({}, {"cache_refresh_percentage_per_iteration": 0.0}, "models[0].cache_refresh_percentage_per_iteration"),
+    ({}, {"cache_refresh_percentage_per_iteration": 1.0}, "models[0].cache_refresh_percentage_per_iteration"),
     ({}, {"init_ec": False}, "models[0].cache_refresh_percentage_per_iteration"),
+    ({}, {"embedding_cache_type": "lfu"}, "models[0].embedding_cache_type"),
     ({"volatile_db": {"type": "hash_map", "initial_cache_rate": 0.5}}, {}, "volatile_db.initial_cache_rate"),
     ({"volatile_db": {"type": "redis", "num_partitions": 8, "overflow_margin": 10}}, {}, "volatile_db.overflow_policy"),
     (KAFKA | {"volatile_db": {"type": "hash_map"}}, {}, "volatile_db.update_filters"),
