@@ -93,3 +93,5 @@ class Logger:
     @classmethod
     def log_error(cls, line: str) -> None:
         cls.lines.append(line)
+
+    log_warn = log_error

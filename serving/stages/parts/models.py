@@ -17,7 +17,7 @@ from serving.contract.tensors import ModelSpec, find_generation_faults
 from serving.live.reader import Reader
 from serving.stages.best_lists import BestLists
 from serving.stages.features.ids import ItemIndex
-from serving.stages.parts.gpu_index import clone_to_gpu
+from serving.stages.parts.gpu_index import clone_to_gpu, find_missing_code
 from serving.stages.parts.preprocess import PreprocessFeatures, PreprocessTensors
 from serving.stages.parts.specs import (
     KEYS,
@@ -98,10 +98,16 @@ class RetrieveSearch(StagePart):
     def with_live(self, reader: Reader) -> RetrieveSearch:
         return replace(self, outputs=self.outputs.with_live(reader))
 
-    def to_gpu(self, gpu: int | None) -> None:
-        """Move the index to a GPU, if Faiss supports that. gpu: its number; None: that of the export's settings"""
-        search = self.outputs.search
-        search.index = clone_to_gpu(search.index, self.part.gpu if gpu is None else gpu)
+    def to_gpu(self, gpu: int | None) -> str:
+        """Move the index to a GPU, if Faiss supports that. gpu: its number; None: that of the export's settings
+
+        Return why the index stays in host memory although there is a GPU, else "".
+        """
+        search, number = self.outputs.search, self.part.gpu if gpu is None else gpu
+        missing = find_missing_code(number)
+        if not missing:
+            search.index = clone_to_gpu(search.index, number)
+        return missing
 
     def __call__(self, inputs: Arrays) -> Arrays:
         history = self.outputs.items.find_positions(inputs["history_ids"])

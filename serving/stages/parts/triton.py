@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import pack_records
@@ -35,8 +36,8 @@ class PartModel(StageModel):
 
     def _load_chain(self, folder: Path, info: StageInfo) -> list[Link]:
         stage = with_live(self.stage_types[0].load(folder), self.live)
-        if isinstance(stage, RetrieveSearch):
-            stage.to_gpu(self.gpu)
+        if isinstance(stage, RetrieveSearch) and (missing := stage.to_gpu(self.gpu)):
+            pb_utils.Logger.log_warn(f"{missing}: items are searched on the CPU")
         self.is_last = stage.spec.outputs == info.spec.outputs
         return [Link(stage.spec, stage, Metrics(info.stage))]
 

@@ -1,6 +1,10 @@
 """The index of the merlin profile: what a GPU can hold, and where it moves to."""
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -16,6 +20,22 @@ from serving.stages.parts.gpu_index import clone_to_gpu
 from serving.stages.parts.models import RetrieveSearch
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
+from tests.unit.nvidia.tensorrt.test_build_engines import FAKES
+
+PROJECT = Path(__file__).parents[3]
+
+
+def arguments_of(folder: Path, kind: str, device: str) -> dict[str, str]:
+    """-> what tritonserver tells an instance of retrieve_search."""
+    return {
+        "model_name": folder.name,
+        "model_instance_name": "retrieve_search_0_0",
+        "model_instance_kind": kind,
+        "model_instance_device_id": device,
+        "model_repository": str(folder),
+        "model_version": "1",
+        "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
+    }
 
 
 @pytest.fixture
@@ -71,19 +91,50 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, fak
 
     folder = tmp_path / "repository" / "retrieve_search"
     model = make_part_model(RetrieveSearch)()
-    model.initialize(
-        {
-            "model_name": folder.name,
-            "model_instance_name": "retrieve_search_0_0",
-            "model_instance_kind": kind,
-            "model_instance_device_id": device,
-            "model_repository": str(folder),
-            "model_version": "1",
-            "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
-        }
-    )
+    model.initialize(arguments_of(folder, kind, device))
     assert model.first.stage.outputs.search.index.gpu == expected
     model.finalize()
+
+
+LOADS_THE_PART = """
+import json, sys
+import faiss
+
+class Resources:
+    def setTempMemory(self, n_bytes): pass
+
+class Clone:
+    pass
+
+faiss.StandardGpuResources, faiss.get_num_gpus = Resources, lambda: 1
+faiss.index_cpu_to_gpu = lambda resources, gpu, index: Clone()
+from tests.contract import fake_backend
+sys.modules["triton_python_backend_utils"] = fake_backend
+from serving.stages.parts.models import RetrieveSearch
+from serving.stages.parts.triton import make_part_model
+
+model = make_part_model(RetrieveSearch)()
+model.initialize(json.loads(sys.argv[1]))
+print(json.dumps([type(model.first.stage.outputs.search.index).__name__, *fake_backend.Logger.lines]))
+model.finalize()
+"""
+
+
+@pytest.mark.parametrize(
+    ("major", "index", "said"),
+    [
+        ("8", "Clone", []),
+        ("9", "IndexIDMap", ["GPU 0 has the compute capability 9.x, and Faiss holds code for 7.x and 8.x only"]),
+    ],
+)
+def test_on_a_gpu_that_faiss_has_no_code_for_items_are_searched_on_the_cpu(exported, major, index, said):
+    """Its first kernel there would end the process."""
+    arguments = arguments_of(exported["24.03"] / "retrieve_search", "CPU", "0")
+    environment = os.environ | {"PYTHONPATH": f"{FAKES}:{PROJECT}", "FAKE_MAJOR": major}
+    command = [sys.executable, "-c", LOADS_THE_PART, json.dumps(arguments)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    found, *lines = json.loads(run.stdout.splitlines()[-1])
+    assert (found, lines) == (index, [f"{line}: items are searched on the CPU" for line in said])
 
 
 def test_where_faiss_has_no_gpu_it_stays():
