@@ -65,7 +65,7 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
     for name in (build_engines.ONNXRUNTIME, build_engines.PYTHON):
         if any(group.kind == pb.ModelInstanceGroup.KIND_GPU or group.gpus for group in configs[name].instance_group):
             fact = "An instance_group asks for a GPU: tritonserver would refuse the stand-in where there is none"
-            yield Finding("error", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
+            yield Finding("warning", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
     if placed not in configs.values():
         fact = "It is none of those in configs/, one of which the start script puts in its place; only they are checked"
         yield Finding("error", where, fact, "Change those files instead, or export the repository again.")
