@@ -57,8 +57,7 @@ def compute_vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
     from serving.contract.tensors import make_stage_specs
 
     spec = make_stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
-    inputs = {tensor.name: tensor.make_filled(len(user_ids)) for tensor in spec.inputs if tensor.optional}
-    features = preprocess(inputs | {"user_id": user_ids[:, None]})
+    features = preprocess(spec.fill_optional(len(user_ids)) | {"user_id": user_ids[:, None]})
     return retrieve.compute_user_vectors(features, retrieve.items.find_positions(features["history_ids"]))
 
 

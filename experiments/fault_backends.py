@@ -9,7 +9,8 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -156,11 +157,12 @@ def depend_on(repo: Path, brokers: str, nodes: str = "") -> None:
         seal_again(repo, generation, name)
 
 
-def pause(pid: int) -> None:
+@contextmanager
+def keep_paused(pid: int) -> Iterator[None]:
+    """Pause a process, and let it go on at the end, unless somebody ended it meanwhile."""
     os.kill(pid, signal.SIGSTOP)
-
-
-def resume(pid: int) -> None:
-    """Let a paused process go on, unless somebody ended it meanwhile."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from experiments.fault_backends import Broker, RedisNode, pause, resume
+from experiments.fault_backends import Broker, RedisNode, keep_paused
 from experiments.gateway_soak import find_stub
 from experiments.served import Served
 from server import live_helpers
@@ -97,19 +97,8 @@ def kill_stub(model: str, site: Site) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def pause_stub(model: str, site: Site) -> Iterator[None]:
-    with keep_paused(find_stub(site.served, model)):
-        yield
-
-
-@contextmanager
-def keep_paused(pid: int) -> Iterator[None]:
-    pause(pid)
-    try:
-        yield
-    finally:
-        resume(pid)
+def pause_stub(model: str, site: Site) -> AbstractContextManager[None]:
+    return keep_paused(find_stub(site.served, model))
 
 
 @contextmanager

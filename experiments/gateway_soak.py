@@ -27,6 +27,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from experiments.fault_backends import keep_paused
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.overload import measure_peak
 from experiments.rest_load import Connections, encode_get
@@ -116,13 +117,8 @@ def find_stub(served: Served, model: str) -> int:
 
 
 def pause(pid: int) -> None:
-    """Pause a process and let it go on, unless somebody ended it meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(PAUSE_S)
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
+    with keep_paused(pid):
+        time.sleep(PAUSE_S)
 
 
 def move(served: Served) -> None:

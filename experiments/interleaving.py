@@ -16,14 +16,7 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.shop_decisions import (
-    LEAST_SAVED,
-    MOST_AB,
-    MOST_BOTH,
-    compute_clicked,
-    count_until_decided,
-    count_until_drafted,
-)
+from experiments.shop_decisions import LEAST_SAVED, run_trials
 from experiments.shop_world import World
 from perf.command import run
 
@@ -45,11 +38,7 @@ def measure(
     for share in shares:
         say(f"{share:.0%} of the users are shown the worse ranking")
         near = np.where((rng.random(len(good)) < share)[:, None], worse, good)
-        alike = float(np.mean([np.isin(one, other).mean() for one, other in zip(near, good, strict=True)]))
-        clicked = [compute_clicked(world, lists) for lists in (near, good)]
-        by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(trials)]
-        by_both = [count_until_drafted(world, near, good, MOST_BOTH, rng) for _ in range(trials)]
-        requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
+        alike, _, by_ab, by_both, requests = run_trials(world, near, good, trials, rng)
         found = sum(sign == 1 for _, sign in by_ab + by_both)
         bound = {"at_least": LEAST_SAVED} if alike >= MUCH_ALIKE else {}
         name = f"{share:.0%} of the users"

@@ -25,7 +25,6 @@ import grpc
 import numpy as np
 import typer
 
-import clients  # noqa: F401  so that triton_recommender is found
 from experiments.forged import forge_fields, forge_http, forge_request, forge_rest, forge_stage_request
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.rest_load import Connections

@@ -168,16 +168,11 @@ def serve_contenders(
             state = running.enter_context(own_server(repository)).state
             spec = recommend if name in LAYOUTS else make_baseline_spec()
             input_data = folder / f"{spec.name}.json"
-            write_analyzer_json(input_data, spec, make_requests(spec, user_ids))
+            write_analyzer_json(input_data, spec, spec.fill_optional(len(user_ids)) | {"user_id": user_ids})
             window = window_s if name in (*LAYOUTS, BEST) else max(window_s, SLOW_WINDOW_S)
             turns = running.enter_context(take_turns(state.tag))
             contenders.append(Contender(name, state, turns, spec, input_data, window))
         yield contenders
-
-
-def make_requests(spec: ModelSpec, user_ids: np.ndarray) -> Arrays:
-    """Return one request per user [N, …]: the id, and every other tensor with its fill, as our clients send it."""
-    return {tensor.name: tensor.make_filled(len(user_ids)) for tensor in spec.inputs if tensor.optional} | {"user_id": user_ids}
 
 
 def make_baseline_spec() -> ModelSpec:
@@ -229,7 +224,7 @@ def answer_users(contender: Contender, user_ids: np.ndarray) -> Arrays:
     """Return the outputs for these users, [N, …]; the baseline is asked for one user at a time."""
     with contender.turns.turn(), open_local_client(contender.state.grpc_url) as client:
         if contender.spec.name == ENSEMBLE:
-            return ask(client, contender.spec, "", make_requests(contender.spec, user_ids))
+            return ask(client, contender.spec, "", contender.spec.fill_optional(len(user_ids)) | {"user_id": user_ids})
         answers = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]
         return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 

@@ -15,17 +15,15 @@ import numpy as np
 import typer
 import uvloop
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.utils import serialize_byte_tensor
 
-import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.rest_load import Answers, compute_percentile_ms, draw_due_s, encode_get, send_closed_loop, send_open_loop
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from perf.load.open_loop import run_load
-from triton_recommender import Query, Recommender
-from triton_recommender.tensors import BUDGET, DEADLINE, RECOMMEND
-from triton_recommender.wire import encode
+from perf.load.workload import read_specs, serialise
+from serving.contract.tensors import ENSEMBLE
+from triton_recommender.tensors import BUDGET, DEADLINE
 
 SLO_S = 0.3
 DEADLINE_MS, LONG_MS = 250, 5_000
@@ -96,17 +94,8 @@ def measure_recovery(served: Served, rng: np.random.Generator) -> float:
 
 def encode_queries(served: Served, count: int, rng: np.random.Generator) -> list[bytes]:
     """Return encoded questions of random users."""
-    with Recommender(served.grpc_url) as recommender:
-        signature = recommender.signature()
-    dtypes, bodies = {"i": "INT64", "f": "FP32", "O": "BYTES"}, []
-    for user in served.draw_user_ids(count, rng):
-        request = pb.ModelInferRequest(model_name=RECOMMEND)
-        for name, array in encode([Query(user)], signature).items():
-            request.inputs.add(name=name, datatype=dtypes[array.dtype.kind], shape=array.shape)
-            is_text = array.dtype.kind == "O"
-            request.raw_input_contents.append(serialize_byte_tensor(array).item() if is_text else array.tobytes())
-        bodies.append(request.SerializeToString())
-    return bodies
+    spec, user_ids = read_specs(served.repo, served.state.generation)[ENSEMBLE], served.draw_user_ids(count, rng)
+    return serialise(spec, spec.fill_optional(count) | {"user_id": np.array(user_ids)[:, None]})
 
 
 def add_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes:

@@ -138,8 +138,7 @@ class Replay:
     def _ask(self, shop: Shop, client, place: int, sequence: int) -> None:
         event = self.dataset.interactions.iloc[self.rows[place : place + 1]]
         recommend = shop.specs[ENSEMBLE]
-        inputs = {t.name: t.make_filled(1) for t in recommend.inputs if t.optional}
-        inputs |= {"user_id": event["user_id"].to_numpy(np.int64)[:, None]}
+        inputs = recommend.fill_optional(1) | {"user_id": event["user_id"].to_numpy(np.int64)[:, None]}
         inputs |= make_context_tensors(event, self.dataset.context_columns)
         inputs |= {"after": np.array([[sequence]])} if sequence else {}
         sent_s = time.perf_counter()

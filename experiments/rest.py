@@ -25,7 +25,6 @@ import numpy as np
 import psutil
 import typer
 
-import clients  # noqa: F401  so that triton_recommender is found
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, run_in_turns
 from experiments.rest_load import compute_percentile_ms, encode_get, send_closed_loop
 from experiments.served import Served, serve_with_gateway
@@ -137,12 +136,9 @@ def main(
         values = run_in_turns(tasks, rounds)
     units = {"p50": "ms", "p99": "ms", "answers/s": "/s"}
     figures = [Figure(name=name, values=each, unit=units.get(name.rpartition(": ")[2], "ms")) for name, each in values.items()]
-    added = [
-        gateway - grpc for gateway, grpc in zip(values["gateway, 1 client: p50"], values["gRPC, 1 client: p50"], strict=True)
-    ]
+    added = np.subtract(values["gateway, 1 client: p50"], values["gRPC, 1 client: p50"]).tolist()
     figures.append(Figure(name="what the gateway adds to p50, 1 client", values=added, unit="ms", at_most=2.0))
-    rates = (values[f"{way}, {CLIENTS} clients: answers/s"] for way in ("gateway", SINGLE))
-    gains = [joined / alone for joined, alone in zip(*rates, strict=True)]
+    gains = np.divide(*(values[f"{way}, {CLIENTS} clients: answers/s"] for way in ("gateway", SINGLE))).tolist()
     figures.append(Figure(name=f"joined calls over lone ones, {CLIENTS} clients: answers/s", values=gains, unit="x"))
     command = f"python -m experiments.rest --repo {repo} --seconds {seconds:g} --rounds {rounds}"
     finish("rest", "REST beside gRPC", command, f"{seconds:g} s each, {rounds} rounds", figures, results, machine)

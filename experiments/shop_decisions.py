@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,23 +32,43 @@ def compute_clicked(world: World, lists: np.ndarray) -> np.ndarray:
     return 1 - (1 - world.compute_chances(world.user_ids, lists)).prod(1)
 
 
+class Trials(NamedTuple):
+    """Tests that should tell two sets of lists apart, as (requests, decision) each: 1, -1 or 0 for better, worse, undecided.
+
+    alike: share of the items that both lists of a user show; clicked: chance that a list is clicked, of worse and good ones;
+    requests: medians of both ways
+    """
+
+    alike: float
+    clicked: tuple[float, float]
+    by_ab: list[tuple[int, int]]
+    by_both: list[tuple[int, int]]
+    requests: tuple[float, float]
+
+
+def run_trials(world: World, worse: np.ndarray, good: np.ndarray, trials: int, rng: np.random.Generator) -> Trials:
+    """Count requests until A/B and interleaving tell two sets of lists apart. worse, good: of all users, int64 [U, K]"""
+    clicked = [compute_clicked(world, lists) for lists in (worse, good)]
+    by_ab = [count_until_decided(*clicked, MOST_AB, rng) for _ in range(trials)]
+    by_both = [count_until_drafted(world, worse, good, rng) for _ in range(trials)]
+    ab, both = (float(np.median([count for count, _ in runs])) for runs in (by_ab, by_both))
+    alike = float(np.mean([np.isin(*lists).mean() for lists in zip(worse, good, strict=True)]))
+    return Trials(alike, (float(clicked[0].mean()), float(clicked[1].mean())), by_ab, by_both, (ab, both))
+
+
 def compare_ways(
     world: World, name: str, worse: np.ndarray, good: np.ndarray, rng: np.random.Generator, saved: float | None = None
 ) -> list[Figure]:
-    """Count requests until A/B and interleaving tell two sets of lists apart.
+    """Return the figures of both ways.
 
-    name: what is wrong with the worse ones; worse, good: lists of all users, int64 [U, K]; saved: the least ratio of the two
-    counts, None for no bound
+    name: what is wrong with the worse ones; worse, good: as in `run_trials`; saved: the least ratio of the two counts, None for
+    no bound
     """
-    clicked = [compute_clicked(world, lists) for lists in (worse, good)]
-    by_ab = [count_until_decided(clicked[0], clicked[1], MOST_AB, rng) for _ in range(TRIALS)]
-    by_both = [count_until_drafted(world, worse, good, MOST_BOTH, rng) for _ in range(TRIALS)]
-    requests = [np.median([count for count, _ in runs]) for runs in (by_ab, by_both)]
-    alike = np.mean([np.isin(*lists).mean() for lists in zip(worse, good, strict=True)])
+    alike, clicked, by_ab, by_both, requests = run_trials(world, worse, good, TRIALS, rng)
     return [
         Figure(name=f"{name}: items that both lists show", values=[alike]),
-        Figure(name=f"{name}: clicked lists", values=[clicked[0].mean()]),
-        Figure(name=f"{name}: clicked lists otherwise", values=[clicked[1].mean()]),
+        Figure(name=f"{name}: clicked lists", values=[clicked[0]]),
+        Figure(name=f"{name}: clicked lists otherwise", values=[clicked[1]]),
         Figure(name=f"{name}: requests until A/B decides", values=[requests[0]]),
         Figure(name=f"{name}: requests until interleaving decides", values=[requests[1]]),
         Figure(name=f"{name}: A/B requests over interleaved ones", values=[requests[0] / requests[1]], at_least=saved),
@@ -55,7 +76,7 @@ def compare_ways(
         Figure(
             name=f"{name}: interleaving found the others better, of {TRIALS}",
             values=[sum(sign == 1 for _, sign in by_both)],
-            at_least=TRIALS if saved and clicked[1].mean() > clicked[0].mean() else None,
+            at_least=TRIALS if saved and clicked[1] > clicked[0] else None,
         ),
     ]
 
@@ -89,15 +110,15 @@ def count_until_decided(
 
 
 def count_until_drafted(
-    world: World, champion: np.ndarray, challenger: np.ndarray, most: int, rng: np.random.Generator
+    world: World, champion: np.ndarray, challenger: np.ndarray, rng: np.random.Generator
 ) -> tuple[int, int]:
     """Return how many interleaved requests it takes to decide, and 1, -1 or 0 for the decision.
 
     champion, challenger: lists of all users, int64 [U, K]
     """
     credits: list[int] = []
-    name, users = f"{rng.integers(1 << 60)}", rng.integers(len(champion), size=most)
-    for count in list_looks(most):
+    name, users = f"{rng.integers(1 << 60)}", rng.integers(len(champion), size=MOST_BOTH)
+    for count in list_looks(MOST_BOTH):
         for number in range(len(credits), count):
             user = users[number]
             items, teams, _ = draft_teams(champion[user], challenger[user], f"{name}/{number}")
@@ -105,4 +126,4 @@ def count_until_drafted(
         low, high = bound_mean(Arm.of(np.array(credits)))
         if low > 0 or high < 0:
             return count, 1 if low > 0 else -1
-    return most, 0
+    return MOST_BOTH, 0

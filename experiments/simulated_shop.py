@@ -28,7 +28,6 @@ import httpx
 import numpy as np
 import typer
 
-import clients  # noqa: F401  so that triton_recommender is found
 from experiments.broken_challengers import (
     EVENTS_PER_USER,
     GATEWAY_SETTINGS,

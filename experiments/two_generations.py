@@ -73,7 +73,7 @@ def make_figures(values: dict[str, list[float]]) -> list[Figure]:
     figures = [Figure(name=name, values=each, unit="MB" if "memory" in name else "ms") for name, each in values.items()]
     for what in MODES:
         for name in (": p50", ": p99", ": memory"):
-            ratios = [two / one for one, two in zip(values[f"one{name}"], values[f"{what}{name}"], strict=True)]
+            ratios = np.divide(values[f"{what}{name}"], values[f"one{name}"]).tolist()
             bound = P50_OVER_ONE if (what, name) == ("two", ": p50") else None
             figures.append(Figure(name=f"{what} over one{name}", values=ratios, at_most=bound))
     return figures

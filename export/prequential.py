@@ -151,10 +151,9 @@ def make_event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarra
     columns = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
     if log.label or log.weight:
         columns["value"] = events["label" if log.label else "weight"]
-    tensors = make_live_specs(tuple(column.tensor for column in dataset.context_columns))[OBSERVE].inputs
-    given = {t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] for t in tensors if t.name in columns}
-    filled = {t.name: t.make_filled(len(rows)) for t in tensors if t.optional}
-    return filled | given | make_context_tensors(events, dataset.context_columns)
+    spec = make_live_specs(tuple(column.tensor for column in dataset.context_columns))[OBSERVE]
+    given = {t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] for t in spec.inputs if t.name in columns}
+    return spec.fill_optional(len(rows)) | given | make_context_tensors(events, dataset.context_columns)
 
 
 def make_change_inputs(changes: Sequence[Upserted]) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ def draw_requests(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.
     """Return the ensemble's input tensors by name, each [count, *dims]; `spec` is the ensemble's."""
     rows = dataset.interactions.iloc[np.sort(rng.choice(len(dataset.interactions), count))]
     item_ids = dataset.items["item_id"].to_numpy()
-    tensors = {tensor.name: tensor.make_filled(count) for tensor in spec.inputs if tensor.optional}
+    tensors = spec.fill_optional(count)
     tensors["user_id"] = rows["user_id"].to_numpy(np.int64, copy=True).reshape(-1, 1)
     strangers = rng.random(count) < UNKNOWN_SHARE
     tensors["user_id"][strangers] = np.iinfo(np.int64).max - rng.integers(1_000_000, size=(strangers.sum(), 1))

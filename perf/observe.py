@@ -148,7 +148,7 @@ def _compute_difference(start: Counters, end: Counters) -> StageTimes:
 
 
 Samples = dict[tuple[str, str], float]
-TABLE_ROWS = "recommender_table_rows_total"  # by answering level (serving/contract/measurements.py)
+TABLE_ROWS = "recommender_table_rows_total"  # by answering level (serving/tables/measurements.py)
 TABLES = "tables"  # prefix of the names of their rates
 REPORTED_AFTER_S = 2.5  # models publish counts every second (serving/stages/adapter/triton.py)
 LEVELS = ("l1", "l2", "l3")

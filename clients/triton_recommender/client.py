@@ -113,7 +113,7 @@ class SharedClient:
         return resolved, notices
 
     def make_recommend_calls(
-        self, queries: list[Query], signature: Signature, k: int | None, request_id: str, generation: int | None = None
+        self, queries: list[Query], signature: Signature, k: int | None, request_id: str, generation: int | None
     ) -> Iterator[tuple[list[Query], Call]]:
         """Yield the queries in parts of at most the server's batch size, each part with its call.
 

@@ -141,8 +141,7 @@ def require_same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
 def _make_stage_run(stage: Any, spec: ModelSpec) -> Run:
     def run(tensors: Arrays) -> Arrays:
         batch = len(next(iter(tensors.values())))
-        fills = {t.name: t.make_filled(batch) for t in spec.inputs if t.optional}
-        inputs = unpack_records(spec.inputs, fills | tensors)
+        inputs = unpack_records(spec.inputs, spec.fill_optional(batch) | tensors)
         if faults := stage.find_faults(inputs):
             raise RequestError(faults[min(faults)])
         outputs = pack_records(spec.outputs, inputs | stage(inputs))

@@ -261,6 +261,6 @@ class Writer:
         specs = self.source.specs | self.specs
         workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
         for spec in (specs[name] for name in (*list_python_models(self.merlin), *workflows)):
-            fills = {t.name: t.make_filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
-            tensors = fills | traced[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
+            lineage = {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
+            tensors = spec.fill_optional(WARMUP_ROWS) | traced[spec.name] | lineage
             write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

@@ -211,6 +211,10 @@ class ModelSpec:
     def records(self) -> tuple[RecordSpec, ...]:
         return tuple(tensor for tensor in (*self.inputs, *self.outputs) if isinstance(tensor, RecordSpec))
 
+    def fill_optional(self, batch: int) -> dict[str, np.ndarray]:
+        """Return the optional inputs of requests that leave them out, each [batch, *dims]."""
+        return {tensor.name: tensor.make_filled(batch) for tensor in self.inputs if tensor.optional}
+
 
 def pack_records(
     specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], validated: bool = False

@@ -170,7 +170,9 @@ def test_a_log_that_is_worth_too_few_users_says_why():
 def test_the_estimate_is_not_what_the_shown_lists_earned():
     draws = np.random.default_rng(1).integers(1, 5, USERS)
     answers = paired([[int(item)] for item in draws], [[0.25]] * USERS, [2], lambda items, draws: draws < LIKED[items])
-    for estimate in answers.estimate("independent")[0].values():
+    estimates = answers.estimate("independent")[0]
+    assert estimates.keys() >= {"IPS", "SNIPS", "DR"}
+    for estimate in estimates.values():
         assert estimate.low <= LIKED[2] <= estimate.high
         assert answers.estimate_shown().high < estimate.low
         assert 0.2 * USERS < estimate.effective_samples < 0.3 * USERS

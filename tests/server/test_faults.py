@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from confluent_kafka import Producer
 
-from experiments.fault_backends import TOPIC, Broker, depend_on
+from experiments.fault_backends import TOPIC, Broker, depend_on, keep_paused
 from experiments.fault_load import ITEM
-from experiments.faults import fill_disk, keep_paused, throttle
+from experiments.faults import fill_disk, throttle
 from live.archive import list_segments, read_log
 from perf.observe import read_samples
 from server import watch
@@ -81,10 +81,10 @@ def shop(folder, broker) -> Iterator[Supervised]:
         yield shop
 
 
-def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
-    """Return the list of each user. Fails if a fallback gave an answer."""
+def lists_of(shop: Supervised) -> dict[int, list]:
+    """Return the lists of eight users. Fails if a fallback gave an answer."""
     lists = {}
-    for user in users:
+    for user in range(1, 9):
         params = {"user": user, "k": 5}
         answer = shop.http.get("/v1/recommendations", params=params, headers={"x-deadline-ms": "5000"}).json()
         assert answer["degraded"] == [], answer

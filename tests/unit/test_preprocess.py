@@ -38,8 +38,8 @@ def info(features, **axes) -> StageInfo:
 
 def request(stage: Preprocess, user_ids, **tensors) -> dict[str, np.ndarray]:
     """Inputs for user ids, absent tensors filled as the adapter fills them."""
-    inputs = {t.name: t.make_filled(len(user_ids)) for t in stage.info.spec.inputs if t.optional}
-    return inputs | {"user_id": np.array(user_ids, np.int64)[:, None]} | tensors
+    filled = stage.info.spec.fill_optional(len(user_ids))
+    return filled | {"user_id": np.array(user_ids, np.int64)[:, None]} | tensors
 
 
 def test_served_features_are_the_trained_ones(exported):

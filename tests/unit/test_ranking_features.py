@@ -15,9 +15,9 @@ N_ITEMS, B, C, H = 40, 6, 12, 8
 DAY = 86_400
 
 
-def random_sales(seed=0, events=600, users=30):
+def random_sales(seed):
     rng = np.random.default_rng(seed)
-    return Sales.of(rng.integers(0, users, events), rng.integers(0, N_ITEMS - 1, events), rng.integers(0, 90 * DAY, events))
+    return Sales.of(rng.integers(0, 30, 600), rng.integers(0, N_ITEMS - 1, 600), rng.integers(0, 90 * DAY, 600))
 
 
 def random_statistics(seed=0):

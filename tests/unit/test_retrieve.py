@@ -27,7 +27,7 @@ UNAVAILABLE = [3, 30]
 GENERATION = 4
 
 
-def write_folder(folder, index="exact", filter_seen=True):
+def write_folder(folder, filter_seen=True):
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
 
@@ -61,7 +61,7 @@ def write_folder(folder, index="exact", filter_seen=True):
     Neighbours(positions, weights).save(folder)
     offsets = np.cumsum([0, *(len(SEEN[user]) for user in USERS)])
     SeenItems(USERS, offsets, np.array([item for user in USERS for item in SEEN[user]])).save(folder)
-    settings = {"user_tables": ["user_0", "user_1"], "filter_seen": filter_seen, "index": index}
+    settings = {"user_tables": ["user_0", "user_1"], "filter_seen": filter_seen, "index": "exact"}
     StageInfo("retrieve", GENERATION, AXES, (), settings).write(folder)
     return network, history_table
 

@@ -131,11 +131,11 @@ def few_items(tmp_path, config: RulesConfig, category="AAABBBCC", k: int = 4) ->
     return Rules.load(tmp_path, GENERATION)
 
 
-def serve_positions(rules: Rules, position, k: int = 4, scores=None, user_id: int = 1) -> list[int]:
+def serve_positions(rules: Rules, position, k: int = 4, scores=None) -> list[int]:
     """Item positions in served order for one request whose candidates come best first, unless scores say otherwise."""
     position = np.array([position])
     scores = np.linspace(1, 0, position.shape[1], dtype=np.float32)[None] if scores is None else np.array([scores], np.float32)
-    columns = rules.apply(position, scores, np.array([user_id]), k)[0]
+    columns = rules.apply(position, scores, np.array([1]), k)[0]
     return [int(position[0, column]) if column >= 0 else -1 for column in columns]
 
 

@@ -110,7 +110,7 @@ def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
     return context
 
 
-def split_url(url: str, tls: Tls | None = None) -> tuple[str, str]:
+def split_url(url: str, tls: Tls | None) -> tuple[str, str]:
     """Return (scheme, host:port) of an address. Raises InvalidRequest."""
     scheme, address = url.split("://", 1) if isinstance(url, str) and "://" in url else ("grpc", url)
     if not isinstance(url, str) or scheme not in SCHEMES or not is_address(address):

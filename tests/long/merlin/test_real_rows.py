@@ -15,7 +15,6 @@ from training.models.dlrm import DLRM, Shape
 
 ROWS = 10_000
 SLOTS = ("user_id", "item_id", "category")
-NUMBERS = ("hour", "weekday", "price", "age_days")
 
 
 @pytest.fixture(scope="module")

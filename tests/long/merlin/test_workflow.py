@@ -60,8 +60,7 @@ def test_it_encodes_as_the_compiled_plan_does(published):
     assert compare_answers(pipeline(recorded.inputs), recorded.outputs, EXACT) == ""
     given = pipeline.trace(recorded.inputs)
     stage = Preprocess.load(cpu / "preprocess" / "1")
-    fills = {t.name: t.make_filled(len(recorded.inputs["user_id"])) for t in stage.info.spec.inputs if t.optional}
-    expected = stage(fills | recorded.inputs)
+    expected = stage(stage.info.spec.fill_optional(len(recorded.inputs["user_id"])) | recorded.inputs)
     np.testing.assert_array_equal(given["retrieve_features"]["user_categorical"], expected["user_categorical"])
     np.testing.assert_allclose(given["towers_user"]["user_continuous"], expected["user_continuous"], atol=1e-6)
     np.testing.assert_array_equal(given["retrieve_search"]["lineage"], expected["lineage"])

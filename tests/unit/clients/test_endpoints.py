@@ -73,25 +73,25 @@ def test_the_next_server_is_asked_where_the_first_fails(kind, server, other, fai
     assert (len(server.parameters), len(other.parameters)) == (1, 1)
 
 
-def ask_at_once(urls: list[str], count: int) -> list:
-    """Return the answers or errors of calls that are all under way before the first one fails."""
+def ask_at_once(urls: list[str]) -> list:
+    """Return the answers or errors of 50 calls that are all under way before the first one fails."""
 
     async def run():
         async with AsyncRecommender(urls, timeouts=10.0) as shop:
             await shop.signature()
-            return await asyncio.gather(*(shop.recommend(1) for _ in range(count)), return_exceptions=True)
+            return await asyncio.gather(*(shop.recommend(1) for _ in range(50)), return_exceptions=True)
 
     return asyncio.run(run())
 
 
 def test_all_calls_that_a_server_leaves_when_it_goes_are_answered_by_the_next(server):
-    assert ask_at_once([f"localhost:{find_free_ports().grpc}", server.url], 50) == 50 * [ANSWER]
+    assert ask_at_once([f"localhost:{find_free_ports().grpc}", server.url]) == 50 * [ANSWER]
 
 
 def test_few_calls_that_a_busy_server_refuses_are_sent_to_the_next(server, other):
     """If both are busy, the others would only make it worse."""
     server.failures = 50 * [(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")]
-    answers = ask_at_once([server.url, other.url], 50)
+    answers = ask_at_once([server.url, other.url])
     assert 1 <= answers.count(ANSWER) == len(other.parameters) < 10
 
 

@@ -181,12 +181,11 @@ def test_services_refer_to_services_volumes_and_networks_that_exist():
 
 
 def test_who_is_waited_for_tells_when_it_is_ready():
-    for service in SERVICES.values():
-        depends = service.get("depends_on", {})
-        waited = depends.items() if isinstance(depends, dict) else ()
-        for name, wait in waited:
-            if wait["condition"] == "service_healthy":
-                assert "healthcheck" in SERVICES[name]
+    depends = [service.get("depends_on") for service in SERVICES.values()]
+    waits = [wait for waited in depends if isinstance(waited, dict) for wait in waited.items()]
+    healthy = {name for name, wait in waits if wait["condition"] == "service_healthy"}
+    assert healthy
+    assert [name for name in healthy if "healthcheck" not in SERVICES[name]] == []
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,8 @@ def test_addresses_are_those_of_the_services():
     assert SERVICES["redis-cluster"]["environment"]["NODES"].split() == [f"{address}:7000" for address in addresses]
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     assert scraped["scrape_configs"][0]["static_configs"][0]["targets"] == ["triton:8002"]
-    assert all((DEPLOY / "prometheus" / name).is_file() for name in scraped["rule_files"])
+    assert scraped["rule_files"] == ["alerts.yml"]
+    assert (DEPLOY / "prometheus" / "alerts.yml").is_file()
     source = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
     assert {p["datasource"]["uid"] for p in PANELS if "datasource" in p} == {source["datasources"][0]["uid"]}

@@ -31,7 +31,7 @@ from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.test_live_answers import event_inputs
 from tests.unit.live.twin import StateTwin, differences
-from tests.unit.live.writing import hold_open
+from tests.unit.live.writing import hold_open, read_last_sequence
 from tests.waiting import until
 
 
@@ -39,11 +39,6 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
-
-
-def read_last_sequence(folder: Path) -> int:
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        return snapshot.read_progress().last_sequence
 
 
 def list_items(folder: Path) -> list[int]:

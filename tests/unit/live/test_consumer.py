@@ -21,12 +21,12 @@ from experiments.fault_backends import Broker
 from live.archive import read_log
 from serving.live.events import EventBatch
 from serving.live.layout import Layout
-from serving.live.reader import Reader
 from serving.live.store import open_store
 from serving.live.writer import Writer
 from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.live.consuming import TOPIC, consume_until_killed, consumer_of, make_message
+from tests.unit.live.writing import read_last_sequence
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ def broker():
 
 
 def is_beyond(folder: Path, sequence: int) -> bool:
-    return last_sequence(folder) > sequence
+    return read_last_sequence(folder) > sequence
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def consuming(folder: Path, brokers: str) -> Iterator[None]:
 
 def test_a_topic_that_is_made_again_before_the_consumer_looks_is_read_from_its_beginning(folder):
     """A broker that begins anew behind the same address has fewer messages than were read."""
-    with Broker() as broker, consuming(folder, broker.address), closing(Reader(folder)) as reader:
+    with Broker() as broker, consuming(folder, broker.address):
         producer = Producer({"bootstrap.servers": broker.address, "reconnect.backoff.max.ms": 100, "log_level": 0})
 
         def produce(items: range) -> None:
@@ -173,27 +173,17 @@ def test_a_topic_that_is_made_again_before_the_consumer_looks_is_read_from_its_b
             assert producer.flush(30) == 0
 
         produce(range(20))
-        until(lambda: count_events(reader) == 20)
+        until(lambda: read_last_sequence(folder) == 20)
         broker.kill()
         broker.start()
         produce(range(20, 23))
-        until(lambda: count_events(reader) == 23)
-
-
-def count_events(reader: Reader) -> int:
-    with reader.snapshot() as snapshot:
-        return snapshot.read_progress().last_sequence
+        until(lambda: read_last_sequence(folder) == 23)
 
 
 def send(broker: MockBroker, numbers: range) -> None:
     for number in numbers:
         value = json.dumps({"user_id": number % 50, "item_id": number}).encode()
         broker.send(TOPIC, value, partition=number % PARTITIONS)
-
-
-def last_sequence(folder: Path) -> int:
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        return snapshot.read_progress().last_sequence
 
 
 def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, broker):
@@ -203,7 +193,7 @@ def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, b
     for _ in range(kills):
         process = PROCESSES.Process(target=consume_until_killed, args=(folder, broker.address))
         process.start()
-        before = last_sequence(folder)
+        before = read_last_sequence(folder)
         send(broker, range(n_sent, n_sent + each))
         n_sent += each
         until(partial(is_beyond, folder, before))
@@ -211,7 +201,7 @@ def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, b
         process.kill()
         process.join()
     with consuming(folder, broker.address):
-        until(lambda: last_sequence(folder) >= n_sent)
+        until(lambda: read_last_sequence(folder) >= n_sent)
         items = whole_log(folder).headers["item_id"]
         assert sorted(items.tolist()) == list(range(n_sent))
         for partition in range(PARTITIONS):
@@ -238,7 +228,7 @@ def test_a_missing_topic_is_said_once_and_read_as_soon_as_it_exists(folder, brok
         until(lambda: counters(folder)["kafka_seen_ms"] > seen_ms + 200)
         assert caplog.text.count("has no topic events; it has evnets. Expected the topic that [live] topic names.") == 1
         send(broker, range(3))
-        until(lambda: last_sequence(folder) == 3)
+        until(lambda: read_last_sequence(folder) == 3)
         assert counters(folder)["kafka_topic_missing"] == 0
         assert "reads topic events of" in caplog.text
 

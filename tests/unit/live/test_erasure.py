@@ -22,21 +22,19 @@ from serving.contract.errors import RecommenderError
 from serving.contract.ids import session_id
 from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import PAD_ID
-from serving.live.events import HEADER, USER_CHANGED, EventBatch
+from serving.live.events import USER_CHANGED, EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import LEARNED
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
-from tests.unit.live.batches import KINDS, START_MS, purchase
+from tests.unit.live.batches import KINDS, START_MS, change, purchase
 from tests.unit.live.test_operations import DAY_MS, call, fill, whole_log
 
 
 def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder, clock):
     fill(writer, clock, days=3)
-    headers = np.zeros(1, HEADER)
-    headers["type"], headers["user_id"] = USER_CHANGED, 7
-    writer.append(EventBatch(headers, [b""], [b""], [b'{"country": "FR"}']))
+    writer.append(change(USER_CHANGED, 7, country="FR"))
     writer.append(purchase(7, 29, event_id=b"order of seven"))
     compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
@@ -61,9 +59,7 @@ def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder
 
 
 def test_the_search_after_an_erasure_looks_at_everything_that_is_kept_of_a_user(writer, folder):
-    headers = np.zeros(1, HEADER)
-    headers["type"], headers["user_id"] = USER_CHANGED, 7
-    writer.append(EventBatch(headers, [b""], [b""], [b'{"country": "FR"}']))
+    writer.append(change(USER_CHANGED, 7, country="FR"))
     writer.append(purchase(7, 29, event_id=b"order of seven"))
     writer.append(purchase(8, 29, event_id=b"order of eight"))
     found = {

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 
 import numpy as np
 
 from serving.contract.tensors import PAD_ID
-from serving.live.events import HEADER, ITEM_CHANGED, EventBatch
+from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.search.search import Neighbours, Search
+from tests.unit.live.batches import change
 from tests.unit.live.test_live_answers import answer, event_inputs, last_event_ms, upserted
 
 
@@ -50,9 +50,7 @@ def test_a_new_item_is_likened_by_all_that_is_known_of_it_in_however_many_parts_
     with closing(Reader(folder)) as reader:
         followed = follow()
         for columns in ({"price": 3.0}, {"title": "chair 3, blue"}):
-            headers = np.zeros(1, HEADER)
-            headers["type"], headers["item_id"] = ITEM_CHANGED, 1_000
-            writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()]))
+            writer.append(change(ITEM_CHANGED, 1_000, **columns))
             assert followed.refresh()
         started_later = follow()
         assert started_later.refresh()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
-from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,20 +13,13 @@ from live.erase import erase_user, search_user
 from live.forget import forget_items
 from live.replay import replay
 from serving.contract.errors import ConfigError
-from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch
+from serving.live.events import ITEM_CHANGED, USER_CHANGED
 from serving.live.reader import Reader
-from serving.live.writer import Writer
 from serving.pipeline import Pipeline
-from tests.unit.live.batches import START_MS, purchase
+from tests.unit.live.batches import START_MS, change, purchase
 from tests.unit.live.test_live_answers import answer, upserted
 
 DAY_MS = 86_400_000
-
-
-def change(writer: Writer, changed_id: int, kind: int = ITEM_CHANGED, **columns: Any) -> None:
-    headers = np.zeros(1, HEADER)
-    headers["type"], headers["item_id" if kind == ITEM_CHANGED else "user_id"] = kind, changed_id
-    writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()]))
 
 
 def read_columns(folder) -> dict[int, dict]:
@@ -44,11 +34,11 @@ def run(*arguments: object, code: int = 0) -> str:
 
 
 def test_columns_that_are_older_than_a_moment_are_forgotten_and_newer_ones_stay(writer, folder, clock, tmp_path):
-    change(writer, 1, price=9.5, available=False)
-    change(writer, 2, price=7.5)
+    writer.append(change(ITEM_CHANGED, 1, price=9.5, available=False))
+    writer.append(change(ITEM_CHANGED, 2, price=7.5))
     clock.ms += 2 * DAY_MS
-    change(writer, 1, price=8.5)
-    change(writer, 1, USER_CHANGED, country="FR")
+    writer.append(change(ITEM_CHANGED, 1, price=8.5))
+    writer.append(change(USER_CHANGED, 1, country="FR"))
     repo = ("--repo", tmp_path / "model_repository")
     shown = run("inspect", "--item", 1, *repo)
     assert "available │ false │ 2023-11-14 22:13:20 UTC" in shown
@@ -68,7 +58,7 @@ def test_columns_that_are_older_than_a_moment_are_forgotten_and_newer_ones_stay(
 
 def test_a_moment_that_is_yet_to_come_forgets_nothing(writer, folder, tmp_path):
     """Such as a mistyped year: every column of every item was set before it."""
-    change(writer, 1, price=9.5)
+    writer.append(change(ITEM_CHANGED, 1, price=9.5))
     with pytest.raises(ConfigError, match="yet to come"):
         run("forget", "--items-before", "2203-11-15", "--repo", tmp_path / "model_repository")
     assert read_columns(folder) == {1: {"price": 9.5}}
@@ -76,7 +66,7 @@ def test_a_moment_that_is_yet_to_come_forgets_nothing(writer, folder, tmp_path):
 
 def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path):
     for item in (1, 2, 3):
-        change(writer, item, price=9.5)
+        writer.append(change(ITEM_CHANGED, item, price=9.5))
     repo = ("--repo", tmp_path / "model_repository")
     said = run("forget", "--item", 1, "--item", 3, *repo)
     assert (
@@ -85,7 +75,7 @@ def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path
     assert read_columns(folder) == {2: {"price": 9.5}}
     said = run("forget", "--item", 2, "--item", 1, "--item", 4, *repo, code=1)
     assert "columns forgotten: price 1 warning: upsert has set no column of 1, 4." in said
-    change(writer, 1, price=7.5)
+    writer.append(change(ITEM_CHANGED, 1, price=7.5))
     assert read_columns(folder) == {1: {"price": 7.5}}
     for arguments in ((), ("--item", 1, "--items-before", "2023-11-15")):
         refused = CliRunner().invoke(app, ["forget", *map(str, (*arguments, *repo))])
@@ -93,11 +83,11 @@ def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path
 
 
 def test_forgetting_is_replayed_at_its_place_and_is_no_event_of_anybody(writer, folder, clock):
-    change(writer, 1, price=9.5, available=False)
+    writer.append(change(ITEM_CHANGED, 1, price=9.5, available=False))
     writer.append(purchase(0, 1))
     forget_items(writer, before_ms=START_MS + 1)
-    change(writer, 1, available=True)
-    change(writer, 2, price=7.5)
+    writer.append(change(ITEM_CHANGED, 1, available=True))
+    writer.append(change(ITEM_CHANGED, 2, price=7.5))
     progress = writer.store.read_progress()
     assert (progress.last_sequence, progress.accepted, progress.changed_sequence) == (5, 4, 5)
     assert replay(folder).is_equal

@@ -16,8 +16,8 @@ N_ITEMS, WIDTH, MOST, LISTED = 300, 6, 40, 20
 NOTHING = Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
 
 
-def make_items(seed: int = 0) -> SearchedItems:
-    rng = np.random.default_rng(seed)
+def make_items() -> SearchedItems:
+    rng = np.random.default_rng(0)
     vectors = rng.normal(size=(N_ITEMS, WIDTH)).astype(np.float32)
     vectors[:, -1] = -rng.integers(1, 8, N_ITEMS)  # popularity, with many ties
     neighbours = Neighbours(np.full((N_ITEMS + 1, 1), N_ITEMS, np.int32), np.zeros((N_ITEMS + 1, 1), np.float32))

@@ -18,6 +18,7 @@ from serving.contract.artifacts import find_stage_folder, load_manifest, write_m
 from serving.contract.errors import DataError
 from serving.contract.tensors import STAGES
 from serving.live.catalogue_times import CatalogueTimes
+from serving.live.events import ITEM_CHANGED
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder
@@ -25,8 +26,7 @@ from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.content import Content
 from tests.present import present
-from tests.unit.live.batches import START_MS
-from tests.unit.live.test_forget import change
+from tests.unit.live.batches import START_MS, change
 from tests.unit.live.test_live_answers import answer, upserted
 from training.dataset import Dataset, load_dataset
 
@@ -85,9 +85,9 @@ def test_a_row_that_was_changed_in_the_future_is_refused(tmp_path):
 
 def test_the_next_export_takes_the_later_of_row_and_upsert(writer, folder, clock, tmp_path):
     for item in (10, 11, 12):
-        change(writer, item, title="Vase", name="Vase", price=9.5, cost=9.5, available=False)
+        writer.append(change(ITEM_CHANGED, item, title="Vase", name="Vase", price=9.5, cost=9.5, available=False))
     clock.ms += 2 * DAY_MS
-    change(writer, 10, price=8.5, cost=8.5)
+    writer.append(change(ITEM_CHANGED, 10, price=8.5, cost=8.5))
     dataset = load_shop(tmp_path / "data", iso(START_MS + DAY_MS), iso(START_MS), "")
     items = continue_log(dataset, folder).items.set_index("item_id")
     assert items["title"].tolist() == ["Lamp 0", "Vase", "Vase", "99"]

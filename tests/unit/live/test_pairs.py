@@ -30,9 +30,9 @@ N_ITEMS, START_S, LONGEST = 30, 1_600_000_000, 64
 ITEMS = ItemIndex(np.arange(N_ITEMS) * 10)
 
 
-def draw_log(count: int, seed: int = 3) -> pd.DataFrame:
+def draw_log(count: int) -> pd.DataFrame:
     """Events of 20 users, some minutes to hours apart, of items that are 10 times their positions."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(3)
     times_s = START_S + np.cumsum(rng.integers(60, 1_200, count))
     columns = {"user_id": rng.integers(0, 20, count), "item_id": rng.integers(0, N_ITEMS, count) * 10, "timestamp": times_s}
     return pd.DataFrame(columns | {"positive": rng.random(count) < 0.8})

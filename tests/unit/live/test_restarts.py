@@ -20,15 +20,15 @@ from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.sales import LiveSales
 from serving.stages.live.visits import EVENT, USER_EVENTS, VISIT_S, Visits
 from serving.stages.search.search import Blocked
-from tests.unit.live.test_trends import Shop, refresh, upsert
-from tests.unit.live.toy_log import N_EVENTS, N_KNOWN, START_S, load_toy, write
+from tests.unit.live.test_trends import Shop, refresh
+from tests.unit.live.toy_log import N_EVENTS, N_KNOWN, START_S, change_item, load_toy, write
 
 N_ITEMS = 150
 
 
-def draw_visits(count: int, seed: int = 0) -> pd.DataFrame:
+def draw_visits(count: int) -> pd.DataFrame:
     """Events of 4 users, who take more than a history holds within a visit. Some come up to two hours late."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     late_s = np.where(rng.random(count) < 0.2, rng.integers(0, 7_200, count), 0)
     times_s = START_S + np.cumsum(rng.integers(1, 300, count)) - late_s
     items = np.where(rng.random(count) < 0.05, N_ITEMS + 1, np.minimum(rng.geometric(0.02, count), N_ITEMS) - 1)
@@ -76,7 +76,7 @@ def test_a_process_that_starts_has_the_pairs_of_a_running_one(tmp_path, at_once)
         write(store, log.iloc[first : first + at_once])
         assert running.refresh()
         if first == 0:
-            upsert(store, 10 * (N_ITEMS + 1), title="new")
+            change_item(store, 10 * (N_ITEMS + 1), title="new")
     strengths, candidates = read_pairs(running)
     assert (strengths > 2).sum() > 100
     assert strengths[N_ITEMS].any()  # the new item
@@ -153,7 +153,7 @@ def test_a_process_that_starts_has_the_trends_of_a_running_one_after_items_chang
         write(shop.store, log.iloc[first : first + at_once])
         if number % 2 == 0 and changes:
             item, kind = changes.pop(0)
-            upsert(shop.store, item, **({"category": kind} if kind else {"title": "new"}))
+            change_item(shop.store, item, **({"category": kind} if kind else {"title": "new"}))
         refresh(live)
     assert numbers[live.items.find_positions(np.array([405]))].any()
     np.testing.assert_array_equal(shop.start()[1], numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from live.erase import erase_user
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError
 from serving.live.aggregations import Aggregation
-from serving.live.events import HEADER, ITEM_CHANGED, Flags
+from serving.live.events import Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
@@ -30,7 +29,7 @@ from serving.stages.live.trends import FOLDER, TRENDS_FILE, ItemTrends
 from serving.stages.rank import Rank
 from tests.present import present
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
-from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, append, load_toy, write
+from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, change_item, load_toy, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
@@ -50,12 +49,6 @@ DECLARED = (
 @pytest.fixture
 def dataset(tmp_path) -> Dataset:
     return load_toy(tmp_path / "data")
-
-
-def upsert(folder: Path, item: int, **columns: object) -> None:
-    header = np.zeros(1, HEADER)
-    header["type"], header["item_id"] = ITEM_CHANGED, item
-    append(folder, header, json.dumps(columns).encode())
 
 
 class Shop:
@@ -162,16 +155,16 @@ def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
     columns = (
         1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in name_all(shop.aggregates.item_plans)]).nonzero()[0]
     )
-    upsert(shop.store, 405, title="A new one")
+    change_item(shop.store, 405, title="A new one")
     refresh(live)
     position = int(live.items.find_positions(np.array([405]))[0])
     assert position == N_ITEMS
     assert not numbers[position].any()
-    upsert(shop.store, 405, category="kind 1")
+    change_item(shop.store, 405, category="kind 1")
     refresh(live)
     assert numbers[position, columns].tolist() == numbers[1, columns].tolist()
     assert numbers[position, columns].all()
-    upsert(shop.store, 405, category="a kind that the export did not know")
+    change_item(shop.store, 405, category="a kind that the export did not know")
     refresh(live)
     assert not numbers[position].any()
 
@@ -184,7 +177,7 @@ def test_events_of_a_new_item_count_whichever_comes_first(shop, dataset, first):
         write(shop.store, sold)
         refresh(live)
         assert not numbers[N_ITEMS].any()
-    upsert(shop.store, 405, category="kind 1")
+    change_item(shop.store, 405, category="kind 1")
     if first == "item":
         refresh(live)
         write(shop.store, sold)

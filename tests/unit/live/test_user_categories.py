@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from live.erase import erase_user
 from serving.contract.errors import ArtifactError
 from serving.live.aggregations import Aggregation
-from serving.live.events import HEADER, ITEM_CHANGED
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
@@ -21,7 +19,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.live.user_categories import FOLDER, UserCategoryTrends
 from tests.present import present
-from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, append, load_toy, write
+from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, change_item, load_toy, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
@@ -84,12 +82,6 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path, dataset, log) -> Stage:
     return Stage(tmp_path / "rank", dataset, log)
-
-
-def change_item(folder: Path, item: int, **columns: object) -> None:
-    header = np.zeros(1, HEADER)
-    header["type"], header["item_id"] = ITEM_CHANGED, item
-    append(folder, header, json.dumps(columns).encode())
 
 
 def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(tmp_path, dataset, log, stage):

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from serving.live.events import HEADER, EventBatch, Flags
+from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.writer import Writer, WriterSettings
+from tests.unit.live.batches import change
 from training.dataset import Dataset, load_dataset
 
 HOUR_S, START_S, N_ITEMS, N_EVENTS = 3_600, 1_600_000_000, 40, 600
@@ -59,10 +60,15 @@ def write(folder: Path, log: pd.DataFrame, flags: Flags = Flags.POSITIVE | Flags
     headers["flags"], headers["label"] = flags, np.nan
     headers["user_id"], headers["item_id"], headers["weight"] = log["user_id"], log["item_id"], log["weight"]
     headers["time_ms"] = log["timestamp"] * 1_000
-    append(folder, headers)
-
-
-def append(folder: Path, headers: np.ndarray, columns: bytes = b"") -> None:
     nothing = [b""] * len(headers)
+    append(folder, EventBatch(headers, nothing, nothing, nothing))
+
+
+def change_item(folder: Path, item: int, **columns: object) -> None:
+    """Append a change of an item as `upsert` does."""
+    append(folder, change(ITEM_CHANGED, item, **columns))
+
+
+def append(folder: Path, batch: EventBatch) -> None:
     with closing(Writer(folder, Layout(), ("purchase",), settings=WriterSettings(lateness_s=0))) as writer:
-        writer.append(EventBatch(headers, nothing, nothing, [columns] * len(headers)))
+        writer.append(batch)

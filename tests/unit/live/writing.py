@@ -1,4 +1,4 @@
-"""Processes that write into a live store, for tests that kill them or use the store beside them."""
+"""Processes that write into a live store, for tests that kill them or use the store beside them, and how far they came."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.live.layout import Layout
+from serving.live.reader import Reader
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, events
 
@@ -25,3 +26,8 @@ def append_for_ever(folder: Path, seed: int, acknowledged: Connection) -> None:
         batch = events(rng, int(rng.integers(1, 40)), ids=True)
         sequences = writer.append(batch)
         acknowledged.send(list(zip(sequences.tolist(), batch.event_ids, strict=True)))
+
+
+def read_last_sequence(folder: Path) -> int:
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return snapshot.read_progress().last_sequence

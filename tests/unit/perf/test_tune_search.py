@@ -131,8 +131,8 @@ def test_nothing_to_try_is_no_winner():
     assert run(Machine({})) == Outcome("peak_rate")
 
 
-def space_of(layout="ensemble", efforts=(192, 256)):
-    return search_space(Settings(), layout, efforts, cores=2)
+def space_of(layout="ensemble"):
+    return search_space(Settings(), layout, (192, 256), cores=2)
 
 
 @pytest.mark.parametrize(("layout", "model"), [("ensemble", "preprocess"), ("fused", "recommend")])

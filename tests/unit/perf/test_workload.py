@@ -28,7 +28,7 @@ SPEC = make_ensemble_spec(STAGES)
 @pytest.fixture
 def requests():
     """Row 0 sends everything, row 1 the user alone, rows 2 and 3 are the same user's."""
-    rows = {t.name: t.make_filled(4) if t.optional else np.array([[17], [23], [42], [42]]) for t in SPEC.inputs}
+    rows = SPEC.fill_optional(4) | {"user_id": np.array([[17], [23], [42], [42]])}
     rows["store"][0], rows["device"][0], rows["hour"][0] = 5, "Łódź".encode(), 3.5
     rows["history"][0] = [9, 8, PAD_ID, PAD_ID]
     rows["exclude"][0] = [7, PAD_ID, PAD_ID]

@@ -14,8 +14,8 @@ from tests.present import present
 CODEC = RowCodec("fp32", 2)
 
 
-def ring_of(n_rows: int = 64) -> UpdateRing:
-    sections = UpdateRing.make_sections(n_rows, CODEC)
+def make_ring() -> UpdateRing:
+    sections = UpdateRing.make_sections(64, CODEC)
     return UpdateRing(sections, PrivateBlock(sections.nbytes).view)
 
 
@@ -25,7 +25,7 @@ def rows_of(versions: list[int]) -> np.ndarray:
 
 @given(batches=st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=8), position=st.integers(0, 200))
 def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batches, position):
-    ring, published = ring_of(), list[int]()
+    ring, published = make_ring(), list[int]()
     for keys in batches:
         ring.publish(np.array(keys, np.int64), rows_of(list(range(len(published), len(published) + len(keys)))))
         published += keys
@@ -45,13 +45,13 @@ def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batc
 
 def test_a_position_beyond_the_ring_counts_as_lapped():
     """Left over from an arena that is gone: nothing is known, so everything may have changed."""
-    ring = ring_of()
+    ring = make_ring()
     assert ring.read_since(5) is None
     assert ring.find_changed(np.arange(3), 5).all()
 
 
 def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
-    ring = ring_of()
+    ring = make_ring()
     ring.publish(np.array([1]), rows_of([1]))
     ring.words[0] += 5  # claimed, but never finished
     keys, stored, head = present(ring.read_since(0))
@@ -62,7 +62,7 @@ def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
 
 def test_what_a_dead_publisher_overwrote_stays_overwritten():
     """Its successor's rows are fewer: who has not read what lay behind them must not read the dead one's."""
-    ring = ring_of()
+    ring = make_ring()
     old, staged = np.arange(ring.size), ring.most_staged
     ring.publish(old, rows_of(list(old)))
     ring.stage(100 + np.arange(staged), rows_of([7] * staged))  # and dies
@@ -74,7 +74,7 @@ def test_what_a_dead_publisher_overwrote_stays_overwritten():
 
 
 def test_a_lap_makes_every_reader_forget():
-    ring = ring_of()
+    ring = make_ring()
     ring.publish(np.array([1, 2]), rows_of([1, 2]))
     ring.lap_readers()
     assert all(ring.read_since(position) is None for position in range(3))

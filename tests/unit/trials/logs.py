@@ -41,12 +41,6 @@ def observe(repo: Path, given: Mapping[str, Any], now_ms: int | None = None) -> 
     with closing(Observe.load(repo / OBSERVE / "1")) as model:
         if now_ms is not None:
             model.now_ms = model.writer.now_ms = lambda: now_ms
-        count = len(given["user_id"])
-        model(
-            {
-                tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
-                if tensor.name in given
-                else tensor.make_filled(count)
-                for tensor in model.info.spec.inputs
-            }
-        )
+        spec = model.info.spec
+        stated = {t.name: np.array(given[t.name], t.numpy_dtype)[:, None] for t in spec.inputs if t.name in given}
+        model(spec.fill_optional(len(given["user_id"])) | stated)

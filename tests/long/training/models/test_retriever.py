@@ -241,8 +241,7 @@ def staged(fitted, tmp_path) -> tuple[Path, Path]:
 
 def requests_of(fitted: Fitted) -> dict[str, np.ndarray]:
     user_ids = fitted.problem.user_ids[fitted.problem.test_users]
-    optional = [tensor for tensor in info_of("preprocess", fitted).spec.inputs if tensor.optional]
-    return {tensor.name: tensor.make_filled(len(user_ids)) for tensor in optional} | {"user_id": user_ids[:, None]}
+    return info_of("preprocess", fitted).spec.fill_optional(len(user_ids)) | {"user_id": user_ids[:, None]}
 
 
 def test_a_staged_index_is_widened_until_requests_find_enough(fitted, staged):

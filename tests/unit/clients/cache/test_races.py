@@ -25,11 +25,11 @@ def pool():
         yield pool
 
 
-def ask_slowly(pool, client, shop, user_id=7):
+def ask_slowly(pool, client, shop):
     """A question that has reached the server, whose answer waits for shop.gate."""
     shop.gate.clear()
     shop.arrived.clear()
-    asked = pool.submit(client.recommend, user_id)
+    asked = pool.submit(client.recommend, 7)
     assert shop.arrived.wait(WAIT_S)
     return asked
 
