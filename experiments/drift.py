@@ -3,8 +3,8 @@
     python -m experiments.drift --repo model_repository --data online-retail
 
 The published stages answer requests drawn anew from the log that was exported, as the export drew those of its references:
-replays of them are stationary and must not alarm, even if each user sends several that are alike. Shifts are injected into one
-feature of the users, the requests or the best items each, or into the score, at a random request, and must alarm within 2,000
+replays of them are stationary and must not alarm, even if each user sends several that are alike. A shift moves one
+feature of the users, the requests or the best items, or the score. It begins at a random request, and must alarm within 2,000
 requests.
 """
 

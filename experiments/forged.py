@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from perf.load.workload import serialise
 from serving.contract.tensors import OBSERVE, UPSERT, ModelSpec, TensorSpec, pack_records
 
 Arrays = dict[str, np.ndarray]
@@ -30,7 +31,7 @@ def forge_fields(spec: ModelSpec, generation: int, rng: np.random.Generator) -> 
 
 def forge_stage_request(spec: ModelSpec, generation: int, rng: np.random.Generator) -> bytes:
     """Return an encoded request of one stage with forged records."""
-    return _encode(spec, pack_records(spec.inputs, forge_fields(spec, generation, rng)))
+    return serialise(spec, pack_records(spec.inputs, forge_fields(spec, generation, rng)))[0]
 
 
 def forge_request(spec: ModelSpec, rng: np.random.Generator) -> bytes:
@@ -40,7 +41,7 @@ def forge_request(spec: ModelSpec, rng: np.random.Generator) -> bytes:
     change valid answers.
     """
     fields = {tensor.name: _draw_values(tensor, rng) for tensor in spec.inputs} | _draw_refused(spec.name, rng)
-    body = _encode(spec, fields)
+    body = serialise(spec, fields)[0]
     request = pb.ModelInferRequest.FromString(body)
     position = int(rng.integers(len(request.inputs)))
     fault = int(rng.integers(9))
@@ -120,14 +121,3 @@ def _draw_refused(model: str, rng: np.random.Generator) -> Arrays:
 
 def _draw_text(texts: list[bytes], rng: np.random.Generator) -> np.ndarray:
     return np.array([[texts[int(rng.integers(len(texts)))]]], object)
-
-
-def _encode(spec: ModelSpec, tensors: Arrays) -> bytes:
-    request = pb.ModelInferRequest(model_name=spec.name)
-    for tensor in spec.inputs:
-        array = tensors[tensor.name]
-        request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=array.shape)
-        texts = array.ravel() if array.dtype == np.object_ else None
-        raw = array.tobytes() if texts is None else b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-        request.raw_input_contents.append(raw)
-    return request.SerializeToString()

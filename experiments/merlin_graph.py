@@ -190,7 +190,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Parts:
-    """Artifacts that all variants share, in one folder: fitted workflows, tables of raw and of encoded features, index,"""
+    """Artifacts of all variants, in one folder: fitted workflows, tables of raw and encoded features, index, networks."""
 
     folder: Path
     users: Side

@@ -32,7 +32,7 @@ def has_begun() -> bool:
 
 
 def answer_slowly(serve: Serve, inputs: Arrays) -> Arrays:
-    """Take TIMES_AS_LONG as long."""
+    """Take TIMES_AS_LONG times as long."""
     began_s = time.perf_counter()
     outputs = serve(inputs)
     time.sleep((TIMES_AS_LONG - 1) * (time.perf_counter() - began_s))

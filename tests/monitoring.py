@@ -1,4 +1,4 @@
-"""What deploy/ asks Prometheus: the queries of alerts and panels, and the metrics that they name."""
+"""The queries that deploy/ sends to Prometheus, of alerts and panels, and the metrics that they name."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Catalogue:
             return names[text]
         number = _parse_whole_number(text)
         if names or self.text_ids:
-            # Where ids are text, a number is an id only if it was published.
+            # In shops whose ids are text, a number is an id only if it was published.
             return number if number in known else _find_free_id(text, known)
         return value if number is None else number
 

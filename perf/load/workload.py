@@ -81,7 +81,7 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
 def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
     """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN."""
     steps = []
-    for row in range(len(rows["user_id"] if "user_id" in rows else next(iter(rows.values())))):
+    for row in range(len(next(iter(rows.values())))):
         steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in spec.inputs})
     path.write_text(json.dumps({"data": steps}))
 
@@ -98,7 +98,7 @@ def serialise(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None)
     priority: int [N], 0 = the model's default
     """
     bodies = []
-    for row in range(len(rows["user_id"])):
+    for row in range(len(next(iter(rows.values())))):
         request = pb.ModelInferRequest(model_name=spec.name)
         if priority is not None and priority[row]:
             request.parameters["priority"].uint64_param = int(priority[row])

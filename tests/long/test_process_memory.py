@@ -43,7 +43,7 @@ def look_all_up(tiers: LeveledTables, rows: int) -> tuple[np.ndarray, np.ndarray
 
 
 def serve(config: LevelsConfig, small: LevelsConfig, together, report) -> None:
-    """What opening and filling the tiers cost this process, while the others have them open as well."""
+    """Report the memory that opening and filling the tiers costs this process, while the others have them open as well."""
     warm = LeveledTables(small, warm=False)  # libraries, machine code and threads of every kind
     look_all_up(warm, SMALL_ROWS)
     together.wait(WAIT_S)
@@ -107,7 +107,7 @@ def about(nbytes: int):
 
 
 def measure(config: LevelsConfig, small: LevelsConfig) -> list[dict[str, int]]:
-    """What each of them takes."""
+    """Return the bytes that each of INSTANCES processes takes, by kind."""
     context = multiprocessing.get_context("spawn")
     together, report = context.Barrier(INSTANCES), context.Queue()
     processes = [context.Process(target=serve, args=(config, small, together, report)) for _ in range(INSTANCES)]

@@ -1,4 +1,4 @@
-"""What people read of a run: its report with every picture, its notes and tables."""
+"""The report of a run with every picture, its notes and tables."""
 
 import json
 import re

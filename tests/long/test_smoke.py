@@ -75,7 +75,7 @@ QUIET = Console(quiet=True)
 
 
 class Context:
-    """What the experiments share: data, and a repository of its training part whose tables are 16 wide."""
+    """Shared by the experiments: data, and a repository of its training part whose tables are 16 wide."""
 
     def __init__(self, folder) -> None:
         self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)

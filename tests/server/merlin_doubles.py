@@ -169,7 +169,7 @@ class TensorRT:
         demand(engine == {n: len(d) + self.batched for n, d in self.dims.items()}, "one axis more where Triton batches", engine)
 
     def batch(self, requests: list[Arrays], on_cpu: bool) -> list[Arrays]:
-        """What tritonserver hands over together runs as one batch: the profiles must accept all its rows."""
+        """Run requests that tritonserver passes together as one batch: the profiles must accept all its rows."""
         if not self.batched:
             demand(len(requests) == 1, "one request at a time where the model has no batch axis", len(requests))
             return [self(requests[0])]

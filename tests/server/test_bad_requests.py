@@ -1,4 +1,4 @@
-"""What a tired caller sends, and what the real server answers: a coded error for that request alone, or a served cold start."""
+"""The real server answers a malformed request with a coded error for that request alone, or with a served cold start."""
 
 from collections import Counter
 

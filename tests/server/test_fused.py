@@ -108,7 +108,7 @@ def rows_by_instance(served: TritonServer) -> Counter[str]:
 
 
 def test_one_callers_requests_find_the_process_that_is_warm(served, caller, server):
-    """Of two. A caller who waits a moment meets the second one only if the first is not back by then."""
+    """A caller who waits a moment meets the second of two processes only if the first is not back by then."""
     before = rows_by_instance(served)
     for user_id in range(40):
         infer(caller, user_id=[user_id])

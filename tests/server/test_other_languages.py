@@ -18,7 +18,7 @@ DTYPES = {"INT64": "<i8", "INT32": "<i4", "FP32": "<f4"}
 
 @pytest.fixture
 def stub(server):
-    """What protoc generates from KServe's definition, and nothing of ours."""
+    """Yield the stub that protoc generates from KServe's definition, with no code of ours."""
     with grpc.insecure_channel(server.grpc_url) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

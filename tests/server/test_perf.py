@@ -95,7 +95,7 @@ def test_errors_of_the_server_are_errors_of_the_load(bench):
 
 
 def test_stage_inputs_are_the_in_process_tensors(bench):
-    """What the served stages hand on, against the same stages in this process."""
+    """The outputs of served stages are compared with those of the same stages in this process."""
     requests = {name: rows[:40] for name, rows in read_requests(bench.site.repo, bench.site.generation).items()}
     trace = Pipeline.load(bench.site.repo).trace(requests)
     for stage, tensors in compute_stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():

@@ -1,4 +1,4 @@
-"""What dies is started again, what is damaged is not served: the supervisor, the gateway and a real tritonserver."""
+"""Dead processes are started again, damaged files are not served: the supervisor, the gateway and a real tritonserver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which generation a repository answers with: the reader without protobuf against the official one."""
+"""The generation that a repository answers with: the reader without protobuf against the official one."""
 
 import pytest
 from google.protobuf import text_format

@@ -133,7 +133,7 @@ def test_neither_modules_nor_sub_packages_import_each_other_in_a_circle(module_i
 
 
 def test_only_the_table_of_profiles_names_their_plug_ins():
-    """What else exports or checks asks `load_profile`; only a profile's own code knows which one it is."""
+    """All other code asks `load_profile`; only a profile's own code knows which one it is."""
     plugins = {"export.cpu", "export.nvidia.profile"}
     others = [path for package in MAY_IMPORT for path in files_of(package) if path.is_file()]
     assert [path for path in others if read_source(path).imports & plugins] == []

@@ -1,4 +1,4 @@
-"""What an export prints: a line for each phase, details only where they are asked for."""
+"""An export prints a line for each phase, and details only with --verbose."""
 
 import io
 

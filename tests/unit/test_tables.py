@@ -1,4 +1,4 @@
-"""How the ranker's tables are served: what the export writes beside them, and that it serves them exactly."""
+"""The ranker's tables are served exactly, with the settings that the export writes beside them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,6 @@ class LiveUsers:
 
     interests: names of events that are not positive and yet count as history while they are newer than every positive
     repeats: whether positives stay in the history beside interest in the same item, because the ranker counts them
-    wait_s: how long to wait for an event that has not arrived yet
     """
 
     reader: UserReader
@@ -55,7 +54,6 @@ class LiveUsers:
     item_category: np.ndarray  # int32 [n_items + 1]
     interests: tuple[str, ...] = ()
     repeats: bool = False
-    wait_s: float = WAIT_S
     timelines: dict[tuple[int, int, int], Timeline] = field(default_factory=dict)
     write: Callable = field(default_factory=lambda: write_records)
     visible: RecentTimes = field(default_factory=RecentTimes)
@@ -72,7 +70,7 @@ class LiveUsers:
             return clock_s, degraded
         try:
             if latest != NO_SEQUENCE:
-                degraded[~self.reader.wait_for(after, self.wait_s)] = Degraded.LIVE
+                degraded[~self.reader.wait_for(after, WAIT_S)] = Degraded.LIVE
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.read_progress()
                 rows, records = snapshot.read_users(state.user_ids)

@@ -79,7 +79,7 @@ def warmup_input(name: str):
 
 
 class TestConfigs:
-    """What Triton itself refuses, whichever backend serves the model."""
+    """Configurations that Triton itself refuses, whichever backend serves the model."""
 
     @pytest.mark.parametrize(
         ("model", "change", "fact"),

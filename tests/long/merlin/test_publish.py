@@ -1,4 +1,4 @@
-"""What a merlin export writes, refuses, and proves before it takes a repository's place."""
+"""A merlin export: the files that it writes, its refusals, and its proofs before it takes a repository's place."""
 
 import shutil
 import sys

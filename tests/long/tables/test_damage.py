@@ -136,7 +136,7 @@ def test_one_damaged_database_is_kept(config, instance):
 
 
 def as_killed(config: LevelsConfig) -> None:
-    """What lies on disk when the writer ends without closing: RocksDB's log holds the latest rows."""
+    """Leave on disk what a killed writer leaves: RocksDB's log holds the latest rows."""
     path = Path(rocksdb_of(config).path)
     copy = Path(f"{path}-copy")
     store = open_l3(config, writable=True)

@@ -1,4 +1,4 @@
-"""What lookups give when a level is broken: the rows of the levels that are left, `degraded`, and never another key's row."""
+"""Lookups with a broken level give the rows of the other levels, set `degraded`, and never give another key's row."""
 
 from __future__ import annotations
 

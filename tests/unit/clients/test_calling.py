@@ -21,7 +21,7 @@ CONTENTS = {"INT64": "int64_contents", "BYTES": "bytes_contents"}
 
 
 def check(fake, answers: dict[str, dict[str, list]]) -> None:
-    """What arrived, and what came back, of all three calls."""
+    """Check what arrived, and what came back, of all three calls."""
     assert fake.queries == [Query(17850, None, [22423, 85048], {})]
     assert fake.events == [Event(17850, 22423, "purchase", event_id="order-2/22423")]
     assert fake.upserts == [("item", 22423, {"price": 9.5})]

@@ -294,7 +294,7 @@ def test_callers_in_a_hurry_do_not_open_the_breaker_for_others():
 def test_a_clients_own_timeout_counts_however_short(kind, server):
     server.delay_s = 1.0
     if kind == "blocking":
-        with Recommender(server.url, timeouts=Timeouts(0.02, connect=5.0), retries=0) as shop:
+        with Recommender(server.url, timeouts=Timeouts(0.04, connect=5.0), retries=0) as shop:
             for _ in range(5):
                 with pytest.raises(DeadlineExceeded):
                     shop.recommend(1)
@@ -303,7 +303,7 @@ def test_a_clients_own_timeout_counts_however_short(kind, server):
         return
 
     async def run():
-        async with AsyncRecommender(server.url, timeouts=Timeouts(0.02, connect=5.0), retries=0) as shop:
+        async with AsyncRecommender(server.url, timeouts=Timeouts(0.04, connect=5.0), retries=0) as shop:
             for _ in range(5):
                 with pytest.raises(DeadlineExceeded):
                     await shop.recommend(1)

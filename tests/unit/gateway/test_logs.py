@@ -1,4 +1,4 @@
-"""What a gateway logs: JSON with the request's id, and nothing of the shop's."""
+"""A gateway logs JSON with the request's id, and nothing of the shop's."""
 
 import json
 import logging

@@ -34,7 +34,7 @@ def test_an_independent_payload_is_read():
 
 
 def outcome(decode, *args):
-    """What it returns, or the first words of what it raises."""
+    """Return what `decode` returns, or the message of what it raises."""
     try:
         return decode(*args)
     except DataError as error:

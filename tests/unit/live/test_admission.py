@@ -1,4 +1,4 @@
-"""What `observe` and `upsert` take, and what they refuse row by row."""
+"""Rows that `observe` and `upsert` take, and rows that they refuse one by one."""
 
 from __future__ import annotations
 

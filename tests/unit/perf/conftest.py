@@ -1,4 +1,4 @@
-"""What commands work on without a server: a run as it is left behind, and a small catalogue with an index."""
+"""Inputs of commands that need no server: a finished run, and a small catalogue with an index."""
 
 from pathlib import Path
 

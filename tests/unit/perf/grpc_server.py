@@ -47,7 +47,7 @@ def scripted(script):
 
 
 def frames_of(peer):
-    """What the client says, until it closes."""
+    """Yield the frames that the client sends, until it closes."""
     while header := peer.recv(FRAME_HEADER.size, socket.MSG_WAITALL):
         frame, length = Frame.parse_frame_header(memoryview(header))
         frame.parse_body(memoryview(peer.recv(length, socket.MSG_WAITALL)))

@@ -1,4 +1,4 @@
-"""How far a command is: lines on stderr where there is no terminal."""
+"""Progress of a command: lines on stderr where there is no terminal."""
 
 from perf.command import progress
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its summary and last line, its file, what it knows of commit and configs."""
+"""Results of a run: its summary and last line, its file, commit and configs."""
 
 import json
 import re

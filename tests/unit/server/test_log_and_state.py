@@ -1,4 +1,4 @@
-"""What tritonserver 2.51's log says, and what a state file keeps."""
+"""Lines of tritonserver 2.51's log, and the contents of a state file."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Which updater runs: that of the generation that answers, with the server's tag, by the code published with it."""
+"""The updater that runs is that of the generation that answers, with the server's tag, by the code published with it."""
 
 from __future__ import annotations
 

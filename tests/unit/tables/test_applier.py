@@ -331,7 +331,7 @@ def gives_doubtful_rows(tiers: LeveledTables, key: int) -> bool:
 
 
 def test_an_updater_without_its_database_vouches_for_no_other(config, instances):
-    """What it has in mind was stored in the one that was put aside."""
+    """The rows that it holds in memory were stored in the database that was put aside."""
     tiers, applier, log, key = instances(), Applier(config), Log(), 250
     applier.apply("items", log.batch(np.array([key]), versions([key], 1)))
     evict(tiers, key)

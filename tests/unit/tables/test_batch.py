@@ -1,4 +1,4 @@
-"""What a level takes of a log that it has read in part."""
+"""A level that has read a part of a log takes the rest of it."""
 
 from __future__ import annotations
 

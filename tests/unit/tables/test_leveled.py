@@ -32,7 +32,7 @@ SHAPES = {
 
 
 class DictionaryTwin:
-    """What a lookup must give: the row of the key as its format keeps it, or the default."""
+    """Gives what a lookup must give: the row of the key as its format keeps it, or the default."""
 
     def __init__(self, rows: np.ndarray, row_format: str, default: float) -> None:
         vectors = RowCodec(row_format, rows.shape[1]).round_rows(rows)

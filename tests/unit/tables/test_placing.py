@@ -1,4 +1,4 @@
-"""Which slots new rows take: the compiled loop against numpy."""
+"""Slots that new rows take: the compiled loop against numpy."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("written", [[1, 2, 3], [16, 17]], ids=["rows that are there", "new rows"])
 def test_a_writer_that_dies_at_any_line_leaves_no_torn_row(kind, written):
-    """What it did not write stays as it was, the neighbours of its rows among it."""
+    """Rows that it did not write stay as they were, the neighbours of its rows among them."""
     shown = []
     for line in count(1):
         table, keys = table_of(kind, capacity=8 * WAYS, n_keys=20), np.arange(20)

@@ -1,4 +1,4 @@
-"""What experiments.soak counts as wrong."""
+"""Rows that experiments.soak counts as wrong."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def has_applied_more(tiers: LeveledTables, rows: int) -> bool:
 
 
 def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instances):
-    """What was committed to the brokers was true of the old one: a machine that lost its disk starts from the beginning."""
+    """The offsets at the brokers are those of the old database: a machine that lost its disk starts from the beginning."""
     config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
     publisher = Publisher(broker.address, "rank", {"items": WIDTH})
     publisher.publish("items", keys, versions(keys, 1))

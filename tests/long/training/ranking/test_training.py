@@ -1,4 +1,4 @@
-"""What the ranking learns from: requests that know nothing of what they predict."""
+"""Requests that the ranking learns from know nothing of what they predict."""
 
 import re
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_a_student_is_the_same_whenever_it_is_taught(trained):
 
 
 def test_unlabelled_requests_are_those_that_will_be_served(trained):
-    """Of every user of the log, as the store serves them; of a number of them, where there are more."""
+    """One of each user of the log, as the store serves it; of a random part of the users where there are too many."""
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     given = trained.ranking.statistics, popularity_retrieve(features, train)
     found = make_unlabelled_requests(features, train, *given, 1_000, rng)

@@ -1,4 +1,4 @@
-"""What is answered from the cache, what is asked, and what is never kept: both caches, both clients."""
+"""Questions that the cache answers, those that go to the server, and answers that are never kept: both caches, both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each store does when memory is full, time passes, or Redis is gone, slow, emptied or confused."""
+"""Each store when memory is full, when time passes, and when Redis is gone, slow, emptied or confused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_news_of_the_generation_counts_for_a_while_and_older_news_never_replaces
 
 @pytest.fixture
 def clock() -> Clock:
-    """Of the breaker's pauses: they end when a test says so."""
+    """Return the clock of the breaker's pauses, which end when a test says so."""
     return Clock()
 
 

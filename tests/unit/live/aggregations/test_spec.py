@@ -1,4 +1,4 @@
-"""What may be declared in `[[aggregations]]`, and what is said about the rest."""
+"""Declarations that `[[aggregations]]` accepts, and the messages about all others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What counts as the same answer in each precision."""
+"""Answers that count as the same in each precision."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a graph's types say, computed by ONNX Runtime: rounded where fp16 rounds, which it would not do by itself."""
+"""ONNX Runtime computes as a graph's types say: rounded where fp16 rounds, which it would not do by itself."""
 
 import numpy as np
 import onnx

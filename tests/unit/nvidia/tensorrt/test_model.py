@@ -1,4 +1,4 @@
-"""What is published before an engine exists: files, configurations, and the stand-in on ONNX Runtime."""
+"""A model is published before its engine exists: files, configurations, and the stand-in on ONNX Runtime."""
 
 import json
 import sys
