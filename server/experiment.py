@@ -79,7 +79,7 @@ def note_moved_pin(repo: Path, pinned: int) -> None:
 
 @app.command("share")
 def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo = DEFAULT) -> None:
-    """Give the running experiment another share of the users, from the next request on; who met the challenger stays."""
+    """Give the running experiment another share of the users, from the next request on. A larger share keeps its users."""
     running = find_running(repo)
     refuse_everybody(share, running.mode if running else "ab")
     if running and running.share == share:  # would throw away all answers until now
@@ -122,8 +122,8 @@ def status(repo: Repo = DEFAULT) -> None:
 def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo: Repo = DEFAULT) -> None:
     """Let the champion answer everybody again, and unload the challenger.
 
-    Also that of an experiment that was rolled back, and that of a `start` that was interrupted before its experiment began.
-    Where no server runs, the next one loads the champion alone.
+    The challenger of an experiment that was rolled back is unloaded, too, and one whose `start` was interrupted. If no server
+    runs, the next one loads the champion alone.
     """
     experiment, loaded = read_experiment(find_experiment_folder(repo)), read_challengers(repo)
     if experiment is None and not loaded:

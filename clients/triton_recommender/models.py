@@ -15,7 +15,7 @@ from triton_recommender.tensors import BUDGET, DEADLINE, OBSERVE, RECOMMEND, UPS
 
 ContextValue = int | float | str | bytes | None
 
-LONGEST_S = 1e6  # of a time limit: gRPC takes a much longer one for none at all, and gives up at once
+LONGEST_S = 1e6  # longest time limit: with a much longer one, gRPC gives up at once
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def measure_tables(metrics: Metrics) -> Iterator[Measurement]:
         yield from _measure_updates(name, table)
     misses = metrics.misses
     yield _make_gauge(
-        "hit_rate_overall", "Rows of all tables answered by any level with the key's own row, share", metrics.hit_rate
+        "hit_rate_overall", "Share of the rows of all tables that any level answered with the key's own row", metrics.hit_rate
     )
     yield _make_counter("misses_total", "Requests with rows that the first level lacked", sum(misses.buckets))
     yield _make_counter("miss_seconds_total", "Time such requests waited for the levels below", misses.total_us / 1e6)

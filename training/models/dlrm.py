@@ -204,7 +204,8 @@ def _make_linears(*sizes: int) -> Modules[nn.Linear]:
 def _find_pair_columns(shape: Shape) -> dict[str, np.ndarray]:
     """Return the interaction's column of each product in the three squares, int64; one past the end for products it lacks.
 
-    own: candidate rows (bottom MLP, item slots) among themselves; crossed: candidate rows by user slots; user_user.
+    own: candidate rows (bottom MLP, item slots) by each other; crossed: candidate rows by user slots; user_user: user slots by
+    each other
     """
     n_user, n_rows = len(shape.user_tables), shape.n_rows
     columns = np.full((n_rows, n_rows), shape.interaction_width)

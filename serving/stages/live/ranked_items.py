@@ -27,7 +27,7 @@ class RankedItems:
     item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]
     features: None if the generation was published without the plan of the items' features
     trends, user_categories: None without such aggregations
-    group_codes: those of the exported categories and of the exported providers, by name
+    group_codes: codes by name, of the exported categories and of the exported providers
     """
 
     content: Content

@@ -1,4 +1,4 @@
-"""A table that holds every row: a key is its slot."""
+"""A table with a place for every row."""
 
 from __future__ import annotations
 
