@@ -138,7 +138,8 @@ def main(
     figures = [Figure(name=name, values=each, unit=units.get(name.rpartition(": ")[2], "ms")) for name, each in values.items()]
     added = np.subtract(values["gateway, 1 client: p50"], values["gRPC, 1 client: p50"]).tolist()
     figures.append(Figure(name="what the gateway adds to p50, 1 client", values=added, unit="ms", at_most=2.0))
-    gains = np.divide(*(values[f"{way}, {CLIENTS} clients: answers/s"] for way in ("gateway", SINGLE))).tolist()
+    joined, alone = (values[f"{way}, {CLIENTS} clients: answers/s"] for way in ("gateway", SINGLE))
+    gains = np.divide(joined, alone).tolist()
     figures.append(Figure(name=f"joined calls over lone ones, {CLIENTS} clients: answers/s", values=gains, unit="x"))
     command = f"python -m experiments.rest --repo {repo} --seconds {seconds:g} --rounds {rounds}"
     finish("rest", "REST beside gRPC", command, f"{seconds:g} s each, {rounds} rounds", figures, results, machine)

@@ -48,12 +48,12 @@ class Trials(NamedTuple):
 
 def run_trials(world: World, worse: np.ndarray, good: np.ndarray, trials: int, rng: np.random.Generator) -> Trials:
     """Count requests until A/B and interleaving tell two sets of lists apart. worse, good: of all users, int64 [U, K]"""
-    clicked = [compute_clicked(world, lists) for lists in (worse, good)]
-    by_ab = [count_until_decided(*clicked, MOST_AB, rng) for _ in range(trials)]
+    clicked, clicked_good = (compute_clicked(world, lists) for lists in (worse, good))
+    by_ab = [count_until_decided(clicked, clicked_good, MOST_AB, rng) for _ in range(trials)]
     by_both = [count_until_drafted(world, worse, good, rng) for _ in range(trials)]
     ab, both = (float(np.median([count for count, _ in runs])) for runs in (by_ab, by_both))
     alike = float(np.mean([np.isin(*lists).mean() for lists in zip(worse, good, strict=True)]))
-    return Trials(alike, (float(clicked[0].mean()), float(clicked[1].mean())), by_ab, by_both, (ab, both))
+    return Trials(alike, (float(clicked.mean()), float(clicked_good.mean())), by_ab, by_both, (ab, both))
 
 
 def compare_ways(

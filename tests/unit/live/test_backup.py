@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from live.__main__ import app
 from live.archive import compact, read_log
 from live.backup import back_up, restore
 from live.erase import erase_user, search_user
@@ -29,16 +27,11 @@ from serving.stages.rules.applied import CURRENT_FILE
 from serving.stages.rules.applied import FOLDER as RULES
 from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, events, purchase
+from tests.unit.live.commands import call_in_one_line
 from tests.unit.live.test_live_answers import event_inputs
 from tests.unit.live.twin import StateTwin, differences
 from tests.unit.live.writing import hold_open, read_last_sequence
 from tests.waiting import until
-
-
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
 
 
 def list_items(folder: Path) -> list[int]:
@@ -60,14 +53,14 @@ def test_a_backup_that_is_made_while_events_go_on_is_restored_as_of_one_moment(w
     posting.start()
     try:
         until(lambda: writer.store.read_progress().last_sequence > 150)
-        written = run("backup", tmp_path / "backup", "--repo", tmp_path / "model_repository")
+        written = call_in_one_line("backup", tmp_path / "backup", "--repo", tmp_path / "model_repository")
         at_backup = writer.store.read_progress().last_sequence
         until(lambda: writer.store.read_progress().last_sequence > at_backup)
     finally:
         stop.set()
         posting.join()
     assert stat.S_IMODE((tmp_path / "backup").stat().st_mode) == 0o700
-    restored = run("restore", tmp_path / "backup", "--repo", tmp_path / "other")
+    restored = call_in_one_line("restore", tmp_path / "backup", "--repo", tmp_path / "other")
     place = tmp_path / "other.live"
     last = read_last_sequence(place)
     assert 150 < last <= at_backup
@@ -155,7 +148,7 @@ def test_a_store_that_is_replaced_is_kept(folder, tmp_path):
         writer.append(purchase(7, 2))
     repo = tmp_path / "model_repository"
     for number in (1, 2):
-        shown = run("restore", tmp_path / "backup", "--repo", repo, "--replace")
+        shown = call_in_one_line("restore", tmp_path / "backup", "--repo", repo, "--replace")
         assert f"the store that was there is in {folder}/replaced-{number}" in shown
         assert list_items(folder) == [1]
     assert (list_items(folder / "replaced-1"), list_items(folder / "replaced-2")) == ([1, 2], [1])
@@ -173,8 +166,8 @@ def test_rules_that_were_applied_after_the_backup_are_told(folder, tmp_path):
         (folder / RULES / CURRENT_FILE).write_text('{"version": 4}')
         back_up(folder, tmp_path / "with")
     restore = ("--repo", tmp_path / "model_repository", "--replace")
-    assert "the rules are" not in run("restore", tmp_path / "with", *restore)
-    said = run("restore", tmp_path / "without", *restore)
+    assert "the rules are" not in call_in_one_line("restore", tmp_path / "with", *restore)
+    said = call_in_one_line("restore", tmp_path / "without", *restore)
     assert "the rules are those of the backup again (as exported), and were version 4, which is in" in said
     assert "replaced-2/rules/4. Apply them again" in said
 
@@ -188,7 +181,7 @@ def test_users_who_were_erased_after_the_backup_are_erased_from_the_restored_sto
         compact(writer, older_than_ms=writer.now_ms() + 1)
         back_up(folder, tmp_path / "backup")
         erase_user(writer, 8)
-    shown = run("restore", tmp_path / "backup", "--repo", tmp_path / "model_repository", "--replace")
+    shown = call_in_one_line("restore", tmp_path / "backup", "--repo", tmp_path / "model_repository", "--replace")
     assert "erased again, because they were erased after the backup: 1 users" in shown
     assert not any(search_user(folder, 8).values())
     assert (search_user(folder, 7)["events"], search_user(folder, 9)["events"]) == (1, 1)

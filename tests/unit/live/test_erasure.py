@@ -29,7 +29,8 @@ from serving.live.store import LEARNED
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
 from tests.unit.live.batches import KINDS, START_MS, change, purchase
-from tests.unit.live.test_operations import DAY_MS, call, fill, whole_log
+from tests.unit.live.commands import call
+from tests.unit.live.test_operations import DAY_MS, fill, whole_log
 
 
 def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder, clock):

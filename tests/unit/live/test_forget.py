@@ -17,6 +17,7 @@ from serving.live.events import ITEM_CHANGED, USER_CHANGED
 from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from tests.unit.live.batches import START_MS, change, purchase
+from tests.unit.live.commands import call_in_one_line
 from tests.unit.live.test_live_answers import answer, upserted
 
 DAY_MS = 86_400_000
@@ -27,12 +28,6 @@ def read_columns(folder) -> dict[int, dict]:
         return {change.id: change.columns for change in snapshot.read_changes(after=0)}
 
 
-def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
-
-
 def test_columns_that_are_older_than_a_moment_are_forgotten_and_newer_ones_stay(writer, folder, clock, tmp_path):
     writer.append(change(ITEM_CHANGED, 1, price=9.5, available=False))
     writer.append(change(ITEM_CHANGED, 2, price=7.5))
@@ -40,18 +35,18 @@ def test_columns_that_are_older_than_a_moment_are_forgotten_and_newer_ones_stay(
     writer.append(change(ITEM_CHANGED, 1, price=8.5))
     writer.append(change(USER_CHANGED, 1, country="FR"))
     repo = ("--repo", tmp_path / "model_repository")
-    shown = run("inspect", "--item", 1, *repo)
+    shown = call_in_one_line("inspect", "--item", 1, *repo)
     assert "available │ false │ 2023-11-14 22:13:20 UTC" in shown
     assert "price │ 8.5 │ 2023-11-16 22:13:20 UTC" in shown
-    assert "changed by upsert 3, the oldest column 2023-11-14 22:13:20 UTC" in run("inspect", *repo)
-    assert "columns forgotten: available 1, price 1" in run("forget", "--items-before", "2023-11-15", *repo)
+    assert "changed by upsert 3, the oldest column 2023-11-14 22:13:20 UTC" in call_in_one_line("inspect", *repo)
+    assert "columns forgotten: available 1, price 1" in call_in_one_line("forget", "--items-before", "2023-11-15", *repo)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         left = [(change.type, change.id, change.columns) for change in snapshot.read_changes(after=0)]
     assert left == [(ITEM_CHANGED, 1, {"price": 8.5}), (USER_CHANGED, 1, {"country": "FR"})]
-    assert "columns forgotten: none" in run("forget", "--items-before", "2023-11-15T12:00:00", *repo)
-    assert "Upsert has set no column" in run("inspect", "--item", 2, *repo)
-    assert 'country │ "FR" │ 2023-11-16' in run("inspect", "--user", 1, *repo)
-    both = run("inspect", "--user", 1, "--item", 1, *repo)
+    assert "columns forgotten: none" in call_in_one_line("forget", "--items-before", "2023-11-15T12:00:00", *repo)
+    assert "Upsert has set no column" in call_in_one_line("inspect", "--item", 2, *repo)
+    assert 'country │ "FR" │ 2023-11-16' in call_in_one_line("inspect", "--user", 1, *repo)
+    both = call_in_one_line("inspect", "--user", 1, "--item", 1, *repo)
     assert 'country │ "FR"' in both
     assert "price │ 8.5" in both
 
@@ -60,7 +55,7 @@ def test_a_moment_that_is_yet_to_come_forgets_nothing(writer, folder, tmp_path):
     """Such as a mistyped year: every column of every item was set before it."""
     writer.append(change(ITEM_CHANGED, 1, price=9.5))
     with pytest.raises(ConfigError, match="yet to come"):
-        run("forget", "--items-before", "2203-11-15", "--repo", tmp_path / "model_repository")
+        call_in_one_line("forget", "--items-before", "2203-11-15", "--repo", tmp_path / "model_repository")
     assert read_columns(folder) == {1: {"price": 9.5}}
 
 
@@ -68,12 +63,12 @@ def test_named_items_are_forgotten_and_can_be_set_again(writer, folder, tmp_path
     for item in (1, 2, 3):
         writer.append(change(ITEM_CHANGED, item, price=9.5))
     repo = ("--repo", tmp_path / "model_repository")
-    said = run("forget", "--item", 1, "--item", 3, *repo)
+    said = call_in_one_line("forget", "--item", 1, "--item", 3, *repo)
     assert (
         "columns forgotten: price 2 A server that runs keeps their values until it loads another generation: export now" in said
     )
     assert read_columns(folder) == {2: {"price": 9.5}}
-    said = run("forget", "--item", 2, "--item", 1, "--item", 4, *repo, code=1)
+    said = call_in_one_line("forget", "--item", 2, "--item", 1, "--item", 4, *repo, code=1)
     assert "columns forgotten: price 1 warning: upsert has set no column of 1, 4." in said
     writer.append(change(ITEM_CHANGED, 1, price=7.5))
     assert read_columns(folder) == {1: {"price": 7.5}}

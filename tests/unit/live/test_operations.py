@@ -25,6 +25,7 @@ from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.commands import call, call_in_one_line
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
 from tests.unit.trials.logs import observe as observe_at
@@ -236,16 +237,10 @@ def test_archived_events_leave_the_store_in_short_transactions_and_after_a_crash
     assert replay(folder).is_equal
 
 
-def call(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_the_commands_say_what_they_did(writer, folder, clock, tmp_path):
     fill(writer, clock, days=3)
     repo = ("--repo", tmp_path / "model_repository")
-    shown = " ".join(call("inspect", *repo).split())
+    shown = call_in_one_line("inspect", *repo)
     assert "events ever 150" in shown
     assert "view, purchase, hide" in shown
     assert "150 events replayed" in call("replay", *repo)

@@ -51,14 +51,20 @@ def write(folder: Path, users, items, times_s) -> None:
     writer.close()
 
 
+def follow(reader: Reader, statistics: ItemStatistics, as_of_s: int, sales: np.ndarray | None = None) -> LiveItems:
+    """Return items whose statistics follow the live sales. as_of_s: the clock of the generation that learned the statistics"""
+    items, content = ItemIndex(np.arange(N_ITEMS) * 10), Content.of([{}] * N_ITEMS)
+    ranked = RankedItems(content, np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), statistics)
+    return LiveItems(reader, items, content, ranked, LiveSales(items, as_of_s, sales))
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["one batch", "event by event"])
 def test_live_statistics_equal_those_of_training_on_the_whole_log(tmp_path, at_once):
     log = log_of(2_400)
     early, late = ([column[part] for column in log] for part in (slice(None, 1_600), slice(1_600, None)))
     statistics, expected = statistics_of(*early), statistics_of(*log)
-    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
-    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), statistics)
-    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(early[2].max())))
+    reader = Reader(tmp_path / "live")
+    live = follow(reader, statistics, int(early[2].max()))
     before = statistics.popularity.copy()
     assert live.refresh()
     assert (statistics.popularity == before).all()
@@ -75,23 +81,16 @@ def test_a_long_backlog_is_read_in_parts_of_bounded_size_until_nothing_is_left(t
     part = BLOCKS_AT_ONCE * MOST_READ_EVENTS
     log = log_of(1_600 + 2 * part + 100)
     early, late = ([column[rows] for column in log] for rows in (slice(None, 1_600), slice(1_600, None)))
-    expected, items = statistics_of(*log), ItemIndex(np.arange(N_ITEMS) * 10)
+    expected, statistics, others = statistics_of(*log), statistics_of(*early), statistics_of(*early)
     reader = Reader(tmp_path / "live")
     write(reader.folder, *late)
-
-    def follow() -> tuple[LiveItems, ItemStatistics]:
-        statistics = statistics_of(*early)
-        ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), statistics)
-        return LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(early[2].max()))), statistics
-
-    asked, statistics = follow()
+    asked = follow(reader, statistics, int(early[2].max()))
     left = []
     for _ in range(3):
         assert asked.refresh()
         left.append(asked.n_behind)
     assert left == [part + 100, 100, 0]
-    loaded, others = follow()
-    loaded.catch_up()
+    follow(reader, others, int(early[2].max())).catch_up()
     for found in (statistics, others):
         np.testing.assert_allclose(found.popularity, expected.popularity, atol=2e-6)
         np.testing.assert_allclose(found.sold_days, expected.sold_days, atol=1e-4)
@@ -102,12 +101,10 @@ def test_a_long_backlog_is_read_in_parts_of_bounded_size_until_nothing_is_left(t
 def test_sales_that_a_generation_learned_from_do_not_count_again(tmp_path, learned):
     log = log_of(2_400)
     known, expected = statistics_of(*(column[: 1_600 + learned] for column in log)), statistics_of(*log)
-    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
+    reader = Reader(tmp_path / "live")
     write(reader.folder, *(column[1_600 : 1_600 + learned] for column in log))
     sales = count_sales([batch for _, batch in read_log(reader.folder)])
-    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
-    as_of_s = int(log[2][1_600 + learned - 1])
-    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, as_of_s, sales))
+    live = follow(reader, known, int(log[2][1_600 + learned - 1]), sales)
     before = known.popularity.copy()
     assert live.refresh()
     np.testing.assert_allclose(known.popularity, before, atol=1e-6)
@@ -122,10 +119,9 @@ def test_sales_that_a_generation_learned_from_do_not_count_again(tmp_path, learn
 def test_sales_up_to_the_clock_of_a_generation_that_names_none_do_not_count(tmp_path):
     log = log_of(2_400)
     known, expected = statistics_of(*(column[:2_000] for column in log)), statistics_of(*log)
-    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
+    reader = Reader(tmp_path / "live")
     write(reader.folder, *(column[1_600:2_200] for column in log))
-    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
-    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(log[2][1_999])))
+    live = follow(reader, known, int(log[2][1_999]))
     live.catch_up()
     half = statistics_of(*(column[:2_200] for column in log))
     np.testing.assert_allclose(known.popularity, half.popularity, atol=2e-6)
@@ -194,10 +190,9 @@ def test_late_sales_up_to_the_clock_of_a_generation_that_names_none_do_not_count
     """As when Kafka lags: the shop's log, from which the generation learned, holds them already."""
     log = log_of(2_400)
     known, expected = statistics_of(*(column[:2_000] for column in log)), statistics_of(*(column[:2_200] for column in log))
-    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
+    reader = Reader(tmp_path / "live")
     write(reader.folder, *(column[1_600:2_200:2] for column in log))
-    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
-    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, int(log[2][1_999])))
+    live = follow(reader, known, int(log[2][1_999]))
     live.catch_up()
     for start in range(1_601, 2_200, 100):
         write(reader.folder, *(column[start : start + 100 : 2] for column in log))
