@@ -153,7 +153,7 @@ def measure_peak_alone(scratch: Path, copy: str, window_s: float) -> tuple[int, 
     """Return the number of clients with the most answers/s, and the peak memory in MiB; no other server runs."""
     with own_server(scratch / copy) as server, PeakMemory(server.state.tag) as memory:
         bench = make_bench(server)
-        rates = {clients: measure_rate(bench, clients, window_s) for clients in PEAK_CLIENTS}
+        rates = {clients: bench.measure_clients(clients, window_s).achieved_rate for clients in PEAK_CLIENTS}
     return max(rates, key=rates.__getitem__), sum_mib(memory.peak)
 
 
@@ -197,17 +197,16 @@ def measure_copy(sides: Sides, copy: str) -> Values:
     bench, window_s = sides.benches[copy], sides.window_s
     with sides.turns[copy].turn():
         if copy.endswith(UNBATCHED):
-            one = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-            return {f"{copy} p50": one.latency.p50_ms, f"{copy} rate, many": measure_rate(bench, MANY_CLIENTS, window_s)}
+            one = bench.measure_clients(1, window_s)
+            return {
+                f"{copy} p50": one.latency.p50_ms,
+                f"{copy} rate, many": bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate,
+            }
         values = measure_breakdown(bench, copy, window_s, empty=copy.endswith(EMPTY)) | measure_at_peak(sides, copy)
         if not copy.endswith(EMPTY):
-            values[f"{copy} rate, many"] = measure_rate(bench, MANY_CLIENTS, window_s)
+            values[f"{copy} rate, many"] = bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate
             values |= measure_at_half(bench, copy, values[f"{copy} rate"])
         return values
-
-
-def measure_rate(bench: Bench, clients: int, window_s: float) -> float:
-    return bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate
 
 
 def read_server_time(bench: Bench) -> ProcessorTime:
@@ -219,7 +218,7 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
     """Return answers/s and the processor time of one answer."""
     bench = sides.benches[copy]
     before = read_server_time(bench)
-    level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", sides.peak_clients[copy], sides.window_s)
+    level = bench.measure_clients(sides.peak_clients[copy], sides.window_s)
     spent = read_server_time(bench).compute_per_answer(before, level.stages[ENSEMBLE].requests)
     return {f"{copy} rate": level.achieved_rate, f"{copy} server us": spent.server_us, f"{copy} models us": spent.models_us}
 

@@ -129,7 +129,7 @@ def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bo
 def measure_breakdown(bench: Bench, copy: str, window_s: float, empty: bool) -> Values:
     """Measure one client for a while, and what the server and the models count meanwhile; no-op stages count nothing."""
     before = {} if empty else read_settled(bench)
-    level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+    level = bench.measure_clients(1, window_s)
     stages_us = 0.0 if empty else compute_stage_us(before, read_settled(bench))
     models = [times for name, times in level.stages.items() if name != ENSEMBLE or len(level.stages) == 1]
     round_trip_us, models_us = 1e3 * level.latency.mean_ms, sum(m.compute_infer_us for m in models)

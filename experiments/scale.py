@@ -33,7 +33,6 @@ from perf.command import run
 from perf.observe import read_memory, sum_mib
 from perf.target import Turns, own_server, read_site, take_turns
 from serving.contract.errors import ExportError
-from serving.contract.tensors import ENSEMBLE
 
 DATA = "synthetic:users=1_000_000,items=1_000_000,events=20_000_000"
 MOST_MINUTES = {DATA: 90.0, "online-retail": 6.0}  # bounds, by data set
@@ -152,7 +151,7 @@ def serve_command(
 def measure_latency(bench: Bench, turns: Turns, window_s: float) -> dict[str, float]:
     """Return p50 and p99 of one client, whose requests are like those of the repository's own users."""
     with turns.turn():
-        latency = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency
+        latency = bench.measure_clients(1, window_s).latency
     return {f"{bench.run.label}: p50": latency.p50_ms, f"{bench.run.label}: p99": latency.p99_ms}
 
 

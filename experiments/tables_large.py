@@ -102,7 +102,7 @@ class Side:
 
     def measure_round(self, requests: Requests) -> None:
         with self.turns.turn():
-            one = self.bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
+            one = self.bench.measure_clients(1, WINDOW_S)
             self.p99_ms["one client"].append(one.latency.p99_ms)
             outcome = run_load(self.bench.site.grpc_url, *requests)
         if outcome.errors:
@@ -130,7 +130,10 @@ def measure_large(
             sides.append(serve_case(repo, source, scratch / str(number), rows, case, keys, running))
         read_through(source)
         step("their peaks")
-        peaks = {side.case: measure_peak(side) for side in sides}  # of all servers, so that all are equally warm
+        peaks = {}
+        for side in sides:  # all servers, so that all are equally warm
+            with side.turns.turn():
+                peaks[side.case] = measure_peak(side.bench)
         rate, waits = LOAD_SHARE * peaks[WAITS], next(side for side in sides if side.case == WAITS)
         before = [side.read_answers() for side in sides]
         for number in range(rounds):
@@ -150,7 +153,7 @@ def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, key
     make_large_repository(repo, scratch, source, rows, case, keys)
     server = running.enter_context(own_server(scratch / "repository"))
     bench = new_bench(read_site(server.state), case, scratch / "raw")
-    bench.measure_closed(ENSEMBLE, "grpc", "concurrency", WARM_CLIENTS, WARM_S)
+    bench.measure_clients(WARM_CLIENTS, WARM_S)
     return Side(case, bench, running.enter_context(take_turns(server.state.tag)))
 
 
@@ -187,10 +190,8 @@ def read_own_tables(folder: Path) -> LevelsConfig:
     return config
 
 
-def measure_peak(side: Side) -> float:
-    with side.turns.turn():
-        levels = [side.bench.measure_closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S) for n in PEAK_CLIENTS]
-    return max(level.achieved_rate for level in levels)
+def measure_peak(bench: Bench) -> float:
+    return max(bench.measure_clients(clients, WINDOW_S).achieved_rate for clients in PEAK_CLIENTS)
 
 
 def draw_requests(bench: Bench, rate: float, seconds: float) -> Requests:

@@ -23,7 +23,7 @@ import numpy as np
 
 from experiments.harness import Figure
 from experiments.tables_feed import ROWS_PER_S, Published, run_beside, run_broker, run_publisher, spawn
-from experiments.tables_large import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, Requests, compute_p99_ms, draw_requests
+from experiments.tables_large import LOAD_SHARE, Requests, compute_p99_ms, draw_requests, measure_peak
 from export.relayout import relayout
 from export.settings import TableSettings
 from export.tables import PS_FILE, write_tables
@@ -35,7 +35,7 @@ from perf.tune.variant import seal_again
 from server.health import open_local_client
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ServerError
-from serving.contract.tensors import ENSEMBLE, ModelSpec, unpack_records
+from serving.contract.tensors import ModelSpec, unpack_records
 from serving.stages.features.ids import ItemIndex
 from serving.tables.config import read_config
 from serving.tables.leveled import CONFIG_FILE
@@ -91,9 +91,7 @@ def measure_updates(repo: Path, scratch: Path, seconds: float, rounds: int, step
         running.enter_context(run_publisher(published))
         running.enter_context(run_watcher(watched))
         step("the server's peak")
-        rate = LOAD_SHARE * max(
-            bench.measure_closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S).achieved_rate for n in PEAK_CLIENTS
-        )
+        rate = LOAD_SHARE * measure_peak(bench)
         published.go.set()
         send_load(bench, draw_requests(bench, rate, TOPICS_FOUND_S))
         for number in range(rounds):

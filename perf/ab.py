@@ -69,8 +69,8 @@ def _measure(bench: Bench, turns: Turns, clients: int, window_s: float) -> dict[
 
 
 def _measure_figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
-    one = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    many = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+    one = bench.measure_clients(1, window_s)
+    many = bench.measure_clients(clients, window_s)
     return {
         "p50 ms, 1 client": one.latency.p50_ms,
         "p99 ms, 1 client": one.latency.p99_ms,

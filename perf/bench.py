@@ -60,6 +60,10 @@ class Bench:
     def save(self) -> None:
         self.run.save(self.folder)
 
+    def measure_clients(self, clients: int, window_s: float) -> Closed:
+        """Measure `recommend` over gRPC with a number of clients, without adding the level to the run."""
+        return self.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+
     def measure_closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
         """Measure one perf_analyzer level and return it, without adding it to the run."""
         raw = self.folder / self.name_raw_file(f"{model}-{transport}-{mode}-{value:g}")

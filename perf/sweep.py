@@ -133,9 +133,9 @@ def add_yardstick(
     with InProcess(bench.site.repo, bench.site.generation, rows, workers=cores) as pipeline:
         for number in range(rounds):
             alone.append(pipeline.measure(1, window_s, workers=1).p50_ms)
-            served_alone.append(bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms)
+            served_alone.append(bench.measure_clients(1, window_s).latency.p50_ms)
             full.append(pipeline.measure(1, window_s).rate)
-            served_full.append(bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate)
+            served_full.append(bench.measure_clients(clients, window_s).achieved_rate)
             progress(number + 1)
     bench.run.yardstick = Yardstick(
         in_process_p50_ms=alone,

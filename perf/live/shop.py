@@ -86,8 +86,7 @@ class Shop:
         """Return an encoded request of `recommend`; the other tensors have their fill values."""
         values = {"user_id": user_id} if after is None else {"user_id": user_id, "after": after}
         spec = self.specs[ENSEMBLE]
-        rows = {t.name: np.full((1, *t.dims), values.get(t.name, t.fill), t.numpy_dtype) for t in spec.inputs}
-        return serialise(spec, rows)[0]
+        return serialise(spec, spec.fill_optional(1) | {name: np.array([[value]]) for name, value in values.items()})[0]
 
     def encode_observe(self, user_ids: Sequence[int], item_ids: Sequence[int], event_ids: Sequence[str] = ()) -> bytes:
         """Return an encoded request of `observe` with an event of each user and item."""

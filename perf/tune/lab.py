@@ -19,7 +19,6 @@ from perf.load.open_loop import run_load
 from perf.load.workload import draw, serialise
 from perf.observe import Latency, read_memory, sum_mib
 from perf.recall import JUDGED_BY, compute_recorded_vectors
-from perf.report.results import Closed
 from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
 from perf.tune.variant import make_variant
@@ -85,7 +84,7 @@ class Lab:
         self.say("the current settings alone")
         try:
             with self._serve(CURRENT) as served, served.turns.turn():
-                self.offered_rate = self._measure_closed_loop(served.bench, self.clients).achieved_rate / 2
+                self.offered_rate = served.bench.measure_clients(self.clients, self.window_s).achieved_rate / 2
         except BaseException:
             self.__exit__()
             raise
@@ -120,7 +119,7 @@ class Lab:
         """
         bench, due_s = served.bench, schedule.draw_poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(bench.requests, len(due_s), self.rng)
-        many, one = self._measure_closed_loop(bench, self.clients), self._measure_closed_loop(bench, 1)
+        many, one = (bench.measure_clients(clients, self.window_s) for clients in (self.clients, 1))
         outcome = run_load(bench.site.grpc_url, serialise(bench.specs[ENSEMBLE], rows), due_s)
         metrics = {
             "peak_rate": many.achieved_rate,
@@ -134,9 +133,6 @@ class Lab:
         else:
             self.say(f"none of {len(due_s)} requests was answered: {describe_changes(served.changes)}")
         return {key: round(float(value), 4) for key, value in metrics.items()}
-
-    def _measure_closed_loop(self, bench: Bench, clients: int) -> Closed:
-        return bench.measure_closed(ENSEMBLE, "grpc", "concurrency", clients, self.window_s)
 
     @contextlib.contextmanager
     def _serve(self, changes: Changes):

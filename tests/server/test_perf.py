@@ -136,7 +136,7 @@ def test_a_repository_answers_like_itself(bench, tmp_path):
 
 def test_hit_rates_of_the_tables_are_on_the_servers_page(bench):
     before = read_samples(bench.site.metrics_url)
-    bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
+    bench.measure_clients(2, WINDOW_S)
     deadline_s = time.monotonic() + 10
     while not (rates := compute_hit_rates(before, read_samples(bench.site.metrics_url))):  # the models report once a second
         assert time.monotonic() < deadline_s, "no row was looked up"
@@ -154,7 +154,7 @@ def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repositor
     with own_server(tmp_path / "empty") as idle:
         site = replace(read_site(idle.state), repo=repository)
         bench = new_bench(site, "empty", tmp_path / "run")
-        level = bench.measure_closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
+        level = bench.measure_clients(2, WINDOW_S)
         assert present(level.latency).count > 0
         assert level.stages.keys() == set(STAGES) | {ENSEMBLE}
         rows = {name: array[:2] for name, array in read_requests(repository, site.generation).items()}
