@@ -249,7 +249,7 @@ class Next:
         self.spoils: dict[str, Callable[[np.ndarray], np.ndarray]] = {}  # by output
 
     def find_faults(self, inputs):
-        raise AssertionError("what the first stage hands on is not looked at again")
+        raise AssertionError("the outputs of the first stage are not checked again")
 
     def __call__(self, inputs):
         self.seen.append(inputs)

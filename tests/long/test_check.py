@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 from export.__main__ import app
 from export.check import check_repository
 from export.relayout import relayout
+from perf.tune.variant import seal_again
 from repository import check
 from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from repository.tables import find_tables_settings
-from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.repositories import copy_to_change, small_repository
@@ -27,14 +28,8 @@ def repository(tmp_path):
 
 def reseal(repository):
     """Write manifests for the folders as they are now, as if they had been published so."""
-    models = (*STAGES, *LIVE_MODELS)
-    for name in models:
-        write_manifest(repository / name / "1", stage=name, generation=1)
-    own = repository / ENSEMBLE / "1"
-    facts = read_json(own, MANIFEST_FILE) | {
-        "stages": {n: compute_sha256(repository / n / "1" / MANIFEST_FILE) for n in models}
-    }
-    write_manifest(own, **{key: value for key, value in facts.items() if key not in ("schema", "files")})
+    for name in (*STAGES, *LIVE_MODELS):
+        seal_again(repository, 1, name)
 
 
 def errors(repository):

@@ -169,7 +169,7 @@ def test_a_running_server_is_measured_as_it_is(server, repository):
     with serve(server.grpc_url, repository) as site:
         assert site.grpc_url == server.grpc_url
         assert site.generation == read_site(server.state).generation
-    assert find_site(server.grpc_url, repository).tag is None  # its state file lies elsewhere: it is not one of ours
+    assert find_site(server.grpc_url, repository).tag is None  # its state file is elsewhere: it is not one of ours
 
 
 def test_another_machine_is_not_measured(repository):

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from export.__main__ import app
 from export.check import check_repository
+from perf.tune.variant import seal_again
 from repository.config_rules import find_ensemble_faults
 from repository.models import read_config
 from serving.contract.artifacts import write_manifest
-from tests.long.merlin.breaking import EMBEDDINGS, edit, errors, reseal
+from tests.long.merlin.breaking import EMBEDDINGS, edit, errors
 
 
 @pytest.mark.parametrize("triton", ["24.03", "modern"])
@@ -144,7 +145,7 @@ class TestConfigs:
 
     def test_a_model_file_that_is_not_there(self, repository):
         (repository / "rank_scores" / "1" / "model.py").unlink()
-        reseal(repository, "rank_scores")
+        seal_again(repository, 1, "rank_scores")
         assert "rank_scores/config.pbtxt: 1/model.py is missing, which python opens" in errors(repository)
 
     @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_one_profile", "onnxruntime", "python"])
@@ -240,7 +241,7 @@ class TestNetworks:
             if array.dtype == np.float32 and array.ndim == 2:
                 weights.CopyFrom(numpy_helper.from_array(array * np.float32(1.5), weights.name))
         onnx.save(model, str(network))
-        reseal(repository, "rank_dense")
+        seal_again(repository, 1, "rank_dense")
         assert "Recorded requests are answered differently" in errors(repository)
 
 
@@ -249,5 +250,5 @@ def test_more_candidates_than_a_gpu_index_gives(repository):
     info = json.loads((folder / "stage.json").read_text())
     info["axes"]["candidates"] = 3_000
     (folder / "stage.json").write_text(json.dumps(info))
-    reseal(repository, "retrieve_search")
+    seal_again(repository, 1, "retrieve_search")
     assert "3000 candidates; Faiss gives at most 2048" in errors(repository)

@@ -8,7 +8,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.check import check_repository
 from hps_config.parsers import load_json
-from tests.long.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
+from perf.tune.variant import seal_again
+from tests.long.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors
 
 
 class TestHpsModel:
@@ -129,10 +130,10 @@ class TestPsJson:
         vectors = np.fromfile(folder / "emb_vector", "<f4").reshape(-1, width)
         keys[kept].tofile(folder / "key")
         vectors[kept].tofile(folder / "emb_vector")
-        reseal(repository, EMBEDDINGS)
+        seal_again(repository, 1, EMBEDDINGS)
         assert "rank_features sends keys up to" in errors(repository)
         (keys[kept] + 1).tofile(folder / "key")
-        reseal(repository, EMBEDDINGS)
+        seal_again(repository, 1, EMBEDDINGS)
         assert "are not 0 to 19" in errors(repository)
 
 
@@ -158,7 +159,7 @@ class TestRows:
         values = np.fromfile(folder / file, dtype)
         change(values)
         values.tofile(folder / file)
-        reseal(repository, EMBEDDINGS)
+        seal_again(repository, 1, EMBEDDINGS)
         assert fact in errors(repository)
 
     @pytest.mark.parametrize("order", ["coldest first", "by number"])
@@ -169,7 +170,7 @@ class TestRows:
         at = np.arange(len(keys))[::-1] if order == "coldest first" else np.argsort(keys)
         keys[at].tofile(folder / "key")
         vectors[at].tofile(folder / "emb_vector")
-        reseal(repository, EMBEDDINGS)
+        seal_again(repository, 1, EMBEDDINGS)
         (finding,) = check_repository(repository)
         assert (finding.level, finding.where) == ("warning", f"{EMBEDDINGS}/1")
         assert "the GPU cache is filled from the start of the file, expected hottest first" in finding.fact

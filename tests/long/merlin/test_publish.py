@@ -235,7 +235,7 @@ class TestNetwork:
             flatten_rows(cpu / "rerank" / "1" / "rerank.onnx", tmp_path / "x.onnx", 1, 2, 1, 4)
 
     def test_batches_are_those_of_the_settings(self, cpu, exported, tmp_path):
-        """The batcher aims at no size by default, as in the cpu profile; profiles span whatever it hands on."""
+        """The batcher aims at no size by default, as in the cpu profile; profiles span all sizes that it makes."""
         serving = {"preferred_batch_sizes": [4, 100], "queue_delay_us": 50, "max_batch_size": 16}
         settings = Settings.model_validate({"merlin": {"triton": "modern"}, "serving": serving})
         publish_merlin(source_of(cpu), tmp_path / "repository", settings)

@@ -223,11 +223,11 @@ def test_damage_while_all_are_at_work(followed, instance, name):
         until(lambda: updater.applier.l3_open)
         recovers(tiers, newest())
         publisher = Publisher(followed.updates.brokers, "rank", {"items": WIDTH})
-        publisher.publish("items", UPDATED[:50], newest()[UPDATED[:50]])  # lies in RocksDB's log
+        publisher.publish("items", UPDATED[:50], newest()[UPDATED[:50]])  # these are in RocksDB's log
         publisher.flush()
         until(lambda: committed(followed) != [2, 2, 2, 2])
         {**DAMAGE, **LOG_DAMAGE}[name](Path(followed.rocksdb.path))
-        fresh = instance(followed)  # what the other one has read lies in its memory
+        fresh = instance(followed)  # the other one has read them into its memory
         until(lambda: fresh.lookup("items", KEYS) and aside(followed))
         recovers(fresh, newest())
         recovers(tiers, newest())

@@ -75,7 +75,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def repo(tmp_path_factory) -> Path:
-    """A copy: a live store, which some tests make, lies beside it."""
+    """Return a copy, beside which some tests make a live store."""
     return copy_lean_repository(tmp_path_factory.mktemp("shop") / "repository")
 
 

@@ -252,7 +252,7 @@ def test_a_row_is_not_hidden_where_another_table_keeps_the_log(folder):
 
 
 class Told:
-    """A database, and the folder it lies in, that hold what they are told."""
+    """A database and its folder, whose files a test sets."""
 
     def __init__(self, files: set[str], live: set[str]) -> None:
         self.there, self.live, self.times_opened = files, live, 0

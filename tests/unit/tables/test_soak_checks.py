@@ -29,7 +29,7 @@ CODEC = RowCodec("fp32", WIDTH)
 
 
 class Soak:
-    """A ring, and one process that looks up what it is told to be given."""
+    """A ring, and one process whose look-ups get the rows that a test sets."""
 
     def __init__(self) -> None:
         sections = UpdateRing.make_sections(ROWS, CODEC)
