@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.processes import PROCESSES
 from tests.unit.live.twin import StateTwin, differences
 from tests.unit.live.writing import append_for_ever
 
-KILLS = int(os.environ.get("LIVE_KILLS", "12"))  # a soak asks for more
+KILLS = 12
 
 
 def run_until_killed(folder: Path, seed: int, seconds: float) -> dict[int, bytes]:
