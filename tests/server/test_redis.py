@@ -12,8 +12,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
-from experiments.fault_backends import depend_on
-from experiments.faults import keep_paused
+from experiments.fault_backends import depend_on, keep_paused
 from export.settings import TableSettings
 from perf.observe import read_samples
 from server import live_helpers, supervisor
