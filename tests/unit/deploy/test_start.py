@@ -103,7 +103,11 @@ def test_a_place_for_rocksdb_that_cannot_be_made_stops_the_start(image, tmp_path
 @pytest.mark.parametrize(
     ("gpu", "environment", "fact"),
     [
-        (0, {}, "ps.json keeps rows on GPU 0, and the driver shows 0 GPUs here. Start the container with --gpus all"),
+        (
+            0,
+            ONE_GPU | {"FAKE_GPUS": "no driver"},
+            "keeps rows on GPU 0, and the driver shows 0 GPUs here. Start the container with",
+        ),
         (0, ONE_GPU | {"FAKE_GPUS": "0"}, "ps.json keeps rows on GPU 0, and the driver shows 0 GPUs here"),
         (1, ONE_GPU, "ps.json keeps rows on GPU 1, and the driver shows 1 GPUs here"),
         (

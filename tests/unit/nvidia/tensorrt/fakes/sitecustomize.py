@@ -1,5 +1,6 @@
 """One H200, for processes that tests start with this folder on PYTHONPATH: libcuda answers as the driver does.
 
+FAKE_GPUS is another number of GPUs, or "no driver": libcuda then does not load, whatever this machine has.
 libnvinfer, which tritonserver's backend names, has the version in FAKE_SERVED, and does not load without it.
 """
 
@@ -40,6 +41,8 @@ class Library(_real):
     def __new__(cls, name=None, *rest, **options):
         if name == "libnvinfer.so.8" and "FAKE_SERVED" in os.environ:
             return Inference()
+        if name == "libcuda.so.1" and os.environ.get("FAKE_GPUS") == "no driver":
+            raise OSError(f"{name}: cannot open shared object file: No such file or directory")
         return Driver() if name == "libcuda.so.1" else super().__new__(cls)
 
 
