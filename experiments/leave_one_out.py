@@ -263,7 +263,9 @@ def measure(dataset: Dataset, seeds: list[int], measured: Measured, console: Con
     baselines = list_baselines(len(Parts.of(dataset).test), len(dataset.items))
     fixed = {name: [take(name, partial(measure_baseline, dataset, name))] for name in baselines}
     for shape in SHAPES:
-        validated.append(take(f"validation of {describe(shape)}", partial(validate_sasrec, dataset, shape, seeds[0])))
+        validated.append(
+            take(f"validation of {describe(shape)}, seed {seeds[0]}", partial(validate_sasrec, dataset, shape, seeds[0]))
+        )
     best = SHAPES[int(np.argmax([quality.ndcg_at_10 for quality in validated]))]
     sasrec = [take(f"{describe(best)}, seed {seed}", partial(measure_sasrec, dataset, best, seed)) for seed in seeds]
     served = [take(f"served, seed {seed}", partial(measure_served, dataset, repository, seed, console)) for seed in seeds]

@@ -24,7 +24,7 @@ from server.condition import examine
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import CHALLENGER, ENSEMBLE
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.repositories import small_fused_repository
 from tests.server.gateways import USER
@@ -161,8 +161,7 @@ def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(sho
         answers.append(shop.ask())
     assert ran == [False]
     assert all(answer["items"] == expected for answer in answers if answer["generation"] == challenger)
-    served = shop.repo / CHALLENGER / str(challenger) / "retrieve" / path.name  # the same file by another name
-    assert read_acts(shop.repo)[-1].reason.endswith(f"{served} was opened for writing")
+    assert read_acts(shop.repo)[-1].reason.endswith(f"{path} was opened for writing")
     shop.wait(lambda: not read_challengers(shop.repo))
     shop.recover()
     assert shop.state == before
