@@ -98,7 +98,7 @@ def test_several_malformed_events_of_64_count_once_each_with_a_reason_of_their_o
         3: {"event": "smile"},
         4: {"event": "Row 9: grin"},
         20: {"timestamp": "2100-01-01T00:00:00Z"},
-        21: {"request_id": 200 * "r"},
+        21: {"request_id": 100 * "é"},  # the gateway counts characters, the server bytes
         40: {"user": 8},  # with the id of another event, which the store finds
         63: {"event": "smile"},
     }
