@@ -39,13 +39,13 @@ class ArtifactCheck:
         self.repo, self.generation = repo, generation
         # Without the challenger's folder: in the fused layout it is a link to the same files.
         folders = sorted(folder for folder in repo.glob(f"*/{generation}") if folder.parent.name != CHALLENGER)
-        is_removed = generation > 0 and not folders
-        self._unreadable = f"generation {generation} is not in {repo}: its files were removed" if is_removed else ""
+        self._files: list[PublishedFile] = []
         try:
             digests = read_published_digests(repo, generation)
             self._files = [file for folder in folders for file in _list_files(folder, digests)]
             listed = {file.path for file in self._files}
             self._files += [PublishedFile(path, digest) for path, digest in digests.items() if digest and path not in listed]
+            self._unreadable = self._find_removal()
         except (ArtifactError, OSError) as error:  # OSError: of a file that was removed meanwhile
             self._files, self._unreadable = [], str(error).removesuffix(REMEDY).rstrip(" .")
         self._stamps = {file.path: read_stamp(file.path) for file in self._files}
@@ -58,8 +58,8 @@ class ArtifactCheck:
 
     def look(self) -> str:
         """Return the first fault found: a file that is not as it was published, and why; "" without one."""
-        if self._unreadable:
-            return self._unreadable
+        if fault := self._unreadable or self._find_removal():
+            return fault
         for file in self._files:
             stamp = read_stamp(file.path)
             if stamp == self._stamps[file.path]:
@@ -71,11 +71,19 @@ class ArtifactCheck:
 
     def read_all(self) -> str:
         """Read every file. Return the first fault; "" without one."""
-        return self._unreadable or next(filter(None, map(_find_fault, self._files)), "")
+        return self._unreadable or self._find_removal() or next(filter(None, map(_find_fault, self._files)), "")
 
     def has_changed(self) -> bool:
         """Return whether any file was written or replaced since this object was made; true where the files cannot be listed."""
-        return bool(self._unreadable) or any(read_stamp(path) != stamp for path, stamp in self._stamps.items())
+        return bool(self._unreadable or self._find_removal()) or any(
+            read_stamp(path) != stamp for path, stamp in self._stamps.items()
+        )
+
+    def _find_removal(self) -> str:
+        """Return that the generation is gone, where no file tells: its folders may have been removed while they were listed."""
+        if self._files or self.generation == 0 or any(self.repo.glob(f"*/{self.generation}")):
+            return ""
+        return f"generation {self.generation} is not in {self.repo}: its files were removed"
 
     def _read_in_turn(self) -> Iterator[str]:
         """Yield a fault, or "" for none, after every HASH_BLOCK_BYTES that are read. Never ends."""

@@ -101,6 +101,17 @@ def test_files_that_cannot_be_listed_are_a_fault_until_they_are_back(repo, damag
     assert is_intact(repo, 3)
 
 
+def test_a_generation_that_is_removed_while_its_files_are_listed_is_a_fault(repo):
+    """Its manifests go first, so that no file is listed, then its folders."""
+    for manifest in repo.glob(f"*/3/{MANIFEST_FILE}"):
+        manifest.unlink()
+    check = ArtifactCheck(repo, 3)
+    shutil.rmtree(repo)
+    assert "its files were removed" in check.look()
+    assert "its files were removed" in check.read_all()
+    assert check.has_changed()
+
+
 def test_damage_that_leaves_no_trace_is_found_by_reading(repo):
     path = repo / "recommend" / "3" / "array.npy"
     content = path.read_bytes()
