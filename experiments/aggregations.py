@@ -19,7 +19,7 @@ from rich.console import Console
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from experiments.prequential import Gains, answer_frozen_and_live, find_split_row, resample_ratio, take_exported_part
 from export.build import build_repository
-from export.prequential import choose_questions, compute_gains, find_ranks
+from export.continuous.prequential import choose_questions, compute_gains, find_ranks
 from export.settings import Settings
 from perf.command import run
 from training.dataset import Dataset, load_dataset

@@ -32,9 +32,9 @@ from export.settings import Settings
 from live.exposures import read_exposures
 from perf.command import run
 from repository.experiments import end_experiment, find_experiment_folder
-from server.challenger import unload_challenger
-from server.environment import RUN_DIR
 from server.experiment import begin_experiment
+from server.generations.challenger import unload_challenger
+from server.start.environment import RUN_DIR
 from serving.live.experiment import CHALLENGER_ARM, Experiment
 from training.dataset import Dataset
 from trials.guard import Guard

@@ -37,7 +37,7 @@ from perf.command import run
 from perf.observe import Latency
 from perf.target import own_server
 from repository.models import read_config, read_repository, write_config
-from server.health import open_local_client
+from server.status.health import open_local_client
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender import MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Cache, Entry

@@ -36,15 +36,15 @@ from training.evaluation.metrics import auc, ndcg_at, recall_at
 from training.evaluation.problem import TEST_SHARE, make_problem
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.distill import STUDENT, Lesson, count_macs, distil
-from training.models.dlrm_graph import export_dlrm
-from training.models.prune import prune
-from training.models.quantise import quantise, quantise_after_training, train_in_int8
+from training.models.rankers.dlrm_graph import export_dlrm
+from training.models.rankers.ranking_data import Requests, fit_item_statistics, make_served_requests, make_unlabelled_requests
+from training.models.rankers.save_ranker import make_network_inputs
+from training.models.rankers.teachers import NETWORKS, Teacher, Teachers, train_teacher
+from training.models.rankers.train_ranker import Ranker, RankerSettings, take_retrieval_z, train_ranker
 from training.models.ranking import RankingSettings, hold_out, make_requests_by_moment
-from training.models.ranking_data import Requests, fit_item_statistics, make_served_requests, make_unlabelled_requests
-from training.models.save_ranker import make_network_inputs
-from training.models.teachers import NETWORKS, Teacher, Teachers, train_teacher
-from training.models.train_ranker import Ranker, RankerSettings, take_retrieval_z, train_ranker
+from training.models.student.distill import STUDENT, Lesson, count_macs, distil
+from training.models.student.prune import prune
+from training.models.student.quantise import quantise, quantise_after_training, train_in_int8
 from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more

@@ -17,7 +17,7 @@ import redis
 
 from experiments.tables_feed import serve_broker, spawn
 from perf.tune.variant import seal_again
-from server.ports import find_free_port
+from server.start.ports import find_free_port
 from serving.contract.artifacts import STAGE_FILE, find_stage_folder
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation

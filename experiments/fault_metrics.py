@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 
 ALERTS = PROJECT / "deploy" / "prometheus" / "alerts.yml"
 METRIC = re.compile(r"\b(?:nv|recommender|gateway)_\w+")

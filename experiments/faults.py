@@ -20,8 +20,8 @@ import psutil
 from experiments.fault_backends import Broker, RedisNode, keep_paused
 from experiments.gateway_soak import find_stub
 from experiments.served import Served
-from server import live_helpers
 from server.control import list_supervisors
+from server.helpers import live_helpers
 from server.processes import SHM_DIR, find_server_members
 from serving.contract.tensors import LIVE_MODELS, STAGES
 from serving.live.store import DATA_FILE, find_live_folder

@@ -23,9 +23,9 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from experiments.other_environment import make_environment
 from perf.command import run
 from repository.code import PROJECT
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
 from serving.live.layout import Layout
-from serving.live.redis_state import Entity, RedisState
+from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
+from serving.live.shared.redis_state import Entity, RedisState
 
 FEAST = "feast[redis]==0.67.*"
 VECTORS = PROJECT / "tests" / "unit" / "live" / "feast_vectors.json"

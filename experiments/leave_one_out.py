@@ -9,9 +9,9 @@ At the end every user's test item is predicted, with everything before it as his
 user has seen. Every event counts as a positive, whatever its rating. Compared are:
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
-    SASRec       a plain transformer with sampled softmax (training/models/sequence.py without knowledge of times): every
-                 shape of SHAPES is trained with the first seed; the one that finds the most validation items learns from
-                 these items too, with every seed
+    SASRec       a plain transformer with sampled softmax (training/models/candidates/sequence.py without knowledge of
+                 times): every shape of SHAPES is trained with the first seed; the one that finds the most validation items
+                 learns from these items too, with every seed
     popularity, item-kNN, EASE    settings chosen on the validation items; they learn from these items too
 
 Published figures that an answer may be compared with are in PUBLISHED. Hours per data set and seed, on two cores: each part
@@ -37,7 +37,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, Seeds, finish, read_machine
 from export.build import build_repository
-from export.prequential import EVENTS_PER_BATCH, make_event_inputs, split_blocks
+from export.continuous.prequential import EVENTS_PER_BATCH, make_event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
 from serving.contract.generations import read_pinned_generation
@@ -51,8 +51,8 @@ from training.dataset.matrix import make_matrix
 from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
 from training.evaluation.metrics import coverage, ndcg_at, rank_top_k, recall_at
 from training.features.build import Examples
-from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_sequence import DAY_S, SequenceSettings, Taken, cut_windows, train_sequence
+from training.models.candidates.sequence import SequenceModel, SequenceShape
+from training.models.candidates.train_sequence import DAY_S, SequenceSettings, Taken, cut_windows, train_sequence
 
 WORK = Path(".run/leave-one-out")
 DATA = ["amazon-sports", "movielens"]

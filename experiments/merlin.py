@@ -43,9 +43,9 @@ from perf.load import analyzer
 from perf.load.workload import Arrays, ask, draw, read_requests, read_specs, write_analyzer_json
 from perf.target import Turns, own_server, read_site, take_turns
 from repository.recorded import compare_answers
-from server.environment import RUN_DIR
-from server.health import open_local_client
+from server.start.environment import RUN_DIR
 from server.state import ServerState
+from server.status.health import open_local_client
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, ModelSpec, TensorSpec

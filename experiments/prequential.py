@@ -5,7 +5,7 @@
     log ──split by time──▶ first 80 % ─▶ export            (frozen: this is all that is ever known)
                            last 20 %  ─▶ questions, one per event
 
-A question is a positive event of an item that the user never had before (export/prequential.py). Three answerers:
+A question is a positive event of an item that the user never had before (export/continuous/prequential.py). Three answerers:
 
     frozen   the repository as it was exported
     live     the same repository; every event before the question has gone through `observe` into the live store
@@ -29,7 +29,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
-from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions, judge_questions
+from export.continuous.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions, judge_questions
 from export.settings import Settings
 from perf.command import run
 from serving.contract.tensors import PAD_ID
@@ -41,7 +41,7 @@ WORK = Path(".run/prequential")
 DATA = ["online-retail", "movielens", "amazon-grocery", "amazon-sports", "complete-journey"]
 REPLAYED_SHARE = 0.2
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
-VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py
+VISIT_GAP_S = 8 * 3_600.0  # as in training/models/rankers/item_statistics.py
 FROZEN, LIVE, KNN = "frozen", "live", "V-SKNN"
 LEAST_RATIOS = {  # bounds of live quality over that of others
     FROZEN: {"recall_at_20": 1.0, "ndcg_at_10": 1.15, "mrr": 1.0},

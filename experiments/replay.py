@@ -26,14 +26,14 @@ from rich.table import Table
 
 from experiments.prequential import TITLES
 from export.build import build_repository
-from export.prequential import Quality, answer_frozen, choose_questions, make_event_inputs
+from export.continuous.prequential import Quality, answer_frozen, choose_questions, make_event_inputs
 from export.recording import make_context_tensors
 from export.settings import Settings
 from perf.command import run
 from perf.live.shop import Shop, open_shop
 from perf.load.workload import ask
 from perf.report.results import to_json_line
-from server.health import open_local_client
+from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation

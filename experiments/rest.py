@@ -29,9 +29,9 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from experiments.rest_load import compute_percentile_ms, encode_get, send_closed_loop
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
-from server.environment import PROJECT
-from server.ports import find_free_port
 from server.processes import find_members
+from server.start.environment import PROJECT
+from server.start.ports import find_free_port
 from serving.contract.errors import ServerError
 from triton_recommender import Recommender
 

@@ -14,11 +14,12 @@ import psutil
 from export.relayout import relayout
 from perf.tune.variant import seal_again
 from repository.applied_rules import compile_for_generation, read_catalogue
-from server import gateway, processes, watch
+from server import processes, watch
 from server.control import stop_server
-from server.environment import MEASURED_DIR
+from server.helpers import gateway
 from server.launcher import TritonServer
-from server.ports import find_free_port
+from server.start.environment import MEASURED_DIR
+from server.start.ports import find_free_port
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.artifacts import find_stage_folder, read_json
 from serving.contract.generations import read_pinned_generation

@@ -47,12 +47,12 @@ from experiments.served import Served, serve_with_gateway
 from experiments.shop_decisions import LEAST_SAVED, RUNS, compare_ways, compute_clicked, count_false_alarms
 from experiments.shop_world import DAY_S, TASTE_DAYS, World
 from export.build import build_repository
-from export.follow import STARTED, Round, follow_once
+from export.continuous.follow import STARTED, Round, follow_once
 from export.relayout import relayout
 from export.settings import Settings
 from perf.command import run
 from server import control
-from server.environment import RUN_DIR
+from server.start.environment import RUN_DIR
 from serving.live.experiment import Experiment
 from training.dataset import Dataset
 from triton_recommender import Event, Query, Recommender

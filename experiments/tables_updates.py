@@ -32,7 +32,7 @@ from perf.load.open_loop import Outcome, run_load
 from perf.load.workload import Arrays, ask, compute_stage_inputs, draw
 from perf.target import own_server, read_site
 from perf.tune.variant import seal_again
-from server.health import open_local_client
+from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ModelSpec, unpack_records

@@ -25,8 +25,8 @@ from experiments.rest_load import Connections, compute_percentile_ms, encode_get
 from experiments.served import Served, publish_twice, serve_with_gateway
 from perf.command import run
 from repository.experiments import end_experiment
-from server.challenger import unload_challenger
 from server.experiment import begin_experiment
+from server.generations.challenger import unload_challenger
 from serving.contract.errors import ServerError
 from serving.live.experiment import Experiment, Mode
 

@@ -62,7 +62,7 @@ def build(
         raise ConfigError(f"The {profile} profile has no {layout} layout. Available: {', '.join(layouts)}. Leave LAYOUT out.")
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # imported late, because training imports take seconds
-    from export.continued import continue_log
+    from export.continuous.continued import continue_log
     from repository.publish import make_read_only
     from repository.registry import record_publication
 
@@ -95,7 +95,7 @@ def follow(
     from training.dataset import load_dataset
 
     settings = read_settings(config) if config else None
-    from export.follow import Terms, follow_once  # imported late, because training imports take seconds
+    from export.continuous.follow import Terms, follow_once  # imported late, because training imports take seconds
 
     terms = Terms(share, days, keep)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # a round that is stopped was not killed

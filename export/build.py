@@ -40,7 +40,7 @@ from repository.applied_rules import read_current_values
 from repository.publish import Staging
 from repository.recorded import Recorded
 from server.control import find_held_generations
-from server.environment import RUN_DIR
+from server.start.environment import RUN_DIR
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, make_ensemble_spec, make_stage_specs
 from serving.live.store import find_live_folder
 from serving.stages.rank import TABLES_FOLDER
@@ -49,7 +49,10 @@ from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
-from training.models.graph import GraphSettings
+from training.models.candidates.graph import GraphSettings
+from training.models.rankers.ranking_data import Retrieve, fit_item_statistics
+from training.models.rankers.train_ranker import Start
+from training.models.rankers.warm_ranker import start_ranker
 from training.models.ranking import (
     FitTrainingRetriever,
     Lessons,
@@ -60,9 +63,6 @@ from training.models.ranking import (
     fit_reranker,
     take_sample,
 )
-from training.models.ranking_data import Retrieve, fit_item_statistics
-from training.models.train_ranker import Start
-from training.models.warm_ranker import start_ranker
 from training.retrieval.choose import Choices, NotTried, PastRetrievers, choose_sources
 from training.retrieval.effort import widen_search
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_served_retriever

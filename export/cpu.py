@@ -13,7 +13,7 @@ from repository.check import Check
 from repository.config import LAYOUTS
 from repository.finding import Finding
 from repository.models import refuse_unservable_path
-from server.environment import RUN_DIR
+from server.start.environment import RUN_DIR
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import read_pinned_generation
 from serving.stages.rank import TABLES_FOLDER

@@ -8,8 +8,8 @@ from typing import Any
 
 from export.settings import Settings
 from training.dataset import Dataset
+from training.models.rankers.train_ranker import Ranker
 from training.models.ranking import RankingSettings
-from training.models.train_ranker import Ranker
 from training.retrieval.choose import Choices
 
 LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")

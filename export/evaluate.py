@@ -24,8 +24,8 @@ from export.build import build_repository
 from export.settings import Settings
 from repository.config import CONFIG_FILE
 from repository.models import read_config
-from server.health import open_local_client
 from server.launcher import TritonServer
+from server.status.health import open_local_client
 from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import ENSEMBLE, PAD_ID
 from serving.pipeline import Pipeline

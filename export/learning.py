@@ -16,9 +16,9 @@ from live.maintenance import lock
 from serving.contract.errors import DependencyError
 from serving.live.store import LEARNED
 from training.features.build import Features
+from training.models.candidates.sequence import SequenceModel
+from training.models.rankers.warm_ranker import write_ranker
 from training.models.ranking import Ranking
-from training.models.sequence import SequenceModel
-from training.models.warm_ranker import write_ranker
 from training.models.warm_start import EARLIER, SERVED, count_generations, write_learned
 from training.retrieval.fit import FittedRetriever
 

@@ -19,7 +19,7 @@ from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded
 from repository.registry import REASON
 from server.control import find_held_generations
-from server.environment import RUN_DIR
+from server.start.environment import RUN_DIR
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation

@@ -28,9 +28,9 @@ from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features
 from training.features.trends import write_trends
+from training.models.candidates.retriever import Retriever
+from training.models.rankers.train_ranker import Ranker
 from training.models.ranking import Ranking, save_ranking
-from training.models.retriever import Retriever
-from training.models.train_ranker import Ranker
 from training.retrieval.content_tower import fit_content_tower
 from training.retrieval.save import save_retriever
 

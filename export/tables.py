@@ -43,7 +43,7 @@ STATE_FOLDER = "recommender-tables"  # in the temporary folder of the serving ma
 
 def find_shapes(features: Features, width: int) -> dict[str, tuple[int, int]]:
     """Return table -> (rows, D) of the tables that `save_ranker` will write after training."""
-    from training.models.ranking_data import make_served_items  # only now: `make check` needs no pandas
+    from training.models.rankers.ranking_data import make_served_items  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
     slots = make_served_items(features).rows

@@ -11,14 +11,14 @@ from export.nvidia.hugectr.ranker import import_ranker
 from export.settings import TAUGHT_WIDTH, DaskSettings, PipelineSettings, Settings
 from training.features.build import Features
 from training.features.cluster import Cluster
-from training.models.distill import STUDENT
-from training.models.graph import GraphSettings
+from training.models.candidates.graph import GraphSettings
+from training.models.candidates.sequence import SequenceShape
+from training.models.candidates.train_sequence import SequenceSettings
+from training.models.rankers.reranker import RerankerSettings
+from training.models.rankers.teachers import NETWORKS
+from training.models.rankers.train_ranker import RankerSettings, Start, train_ranker
 from training.models.ranking import RankingSettings, TrainRanker
-from training.models.reranker import RerankerSettings
-from training.models.sequence import SequenceShape
-from training.models.teachers import NETWORKS
-from training.models.train_ranker import RankerSettings, Start, train_ranker
-from training.models.train_sequence import SequenceSettings
+from training.models.student.distill import STUDENT
 from training.retrieval.fit import RetrievalSettings
 
 EVENTS_PER_MINUTE = 500_000  # from which the sequence model learns in a minute on two cores

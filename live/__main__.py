@@ -44,8 +44,8 @@ from serving.contract.tensors import OBSERVE, STAGES
 from serving.live.admission import ChangeAdmission
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
-from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.seeds import GenerationSeeds
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder, open_store
 from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.models import LiveSettings, Observe

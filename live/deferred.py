@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from serving.contract.errors import DependencyError
-from serving.live.feast_views import View
+from serving.live.shared.feast_views import View
 from serving.live.store import Store
 from serving.live.writer import Writer
 

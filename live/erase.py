@@ -40,9 +40,9 @@ from serving.live.events import (
     pack,
     unpack,
 )
-from serving.live.feast_views import USERS_VIEW
 from serving.live.reader import Reader
-from serving.live.redis_state import RedisState
+from serving.live.shared.feast_views import USERS_VIEW
+from serving.live.shared.redis_state import RedisState
 from serving.live.store import CHANGE, LEARNED, Store, make_erased_key, make_id_keys, make_sequence_key, open_store
 from serving.live.writer import BETWEEN_WRITES_S, Writer, read_wall_clock_ms
 

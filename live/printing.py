@@ -17,9 +17,9 @@ from live.deferred import read_deferred
 from serving.contract.ids import NAME
 from serving.contract.tensors import PAD_ID
 from serving.live.events import ITEM_CHANGED, USER_CHANGED
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.reader import Change, Snapshot
-from serving.live.redis_state import RedisState
+from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW
+from serving.live.shared.redis_state import RedisState
 from serving.live.store import open_store
 
 out = Console(soft_wrap=True, highlight=False, markup=False)  # names of events are not markup

@@ -30,8 +30,11 @@ from serving.contract.errors import DependencyError
 from serving.contract.locks import hold_lock_unless
 from serving.contract.tensors import FIRST_USER_ID
 from serving.live.events import OBSERVED, EventBatch, Flags
-from serving.live.feast_layout import encode_time
-from serving.live.feast_views import (
+from serving.live.offsets import KAFKA
+from serving.live.reader import Reader
+from serving.live.seeds import VISIT_MS, find_surpassed
+from serving.live.shared.feast_layout import encode_time
+from serving.live.shared.feast_views import (
     ITEMS_VIEW,
     USERS_VIEW,
     View,
@@ -40,10 +43,7 @@ from serving.live.feast_views import (
     list_item_features,
     list_user_features,
 )
-from serving.live.offsets import KAFKA
-from serving.live.reader import Reader
-from serving.live.redis_state import Entity, Position, RedisState, make_offset_field
-from serving.live.seeds import VISIT_MS, find_surpassed
+from serving.live.shared.redis_state import Entity, Position, RedisState, make_offset_field
 from serving.live.store import Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer

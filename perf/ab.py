@@ -24,7 +24,7 @@ from perf.ratio import Ratio
 from perf.target import Turns, own_server, read_site, take_turns
 from repository.models import read_repository
 from repository.recorded import compare_answers
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.tensors import ENSEMBLE
 

@@ -13,7 +13,7 @@ from perf.load.workload import Arrays, ask, read_recorded_requests, serialise
 from perf.target import Site
 from repository.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
-from server.health import open_local_client
+from server.status.health import open_local_client
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ModelSpec

@@ -22,7 +22,7 @@ from rich.console import Console
 from perf.command import BROKEN
 from perf.report.results import to_json_line
 from perf.report.tables import Row, Table
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 
 RESULTS = PROJECT / "experiments" / "results"
 NOT_MEASURED = "not measured"

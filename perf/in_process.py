@@ -20,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from server.environment import THREAD_VARIABLES
+from server.start.environment import THREAD_VARIABLES
 from serving.contract.errors import ServerError
 
 WORKER = Path(__file__).with_name("in_process_worker.py")

@@ -16,8 +16,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from server.health import open_local_client
 from server.processes import find_members
+from server.status.health import open_local_client
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 READINGS = 20  # of the server's counters, at most

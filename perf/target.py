@@ -11,13 +11,13 @@ import psutil
 
 from perf.load.open_loop import require_loopback
 from server.control import find_running_servers
-from server.environment import MEASURED_DIR, RUN_DIR
-from server.generations import find_served_generation
-from server.health import is_ready, list_unready, read_model_states
+from server.generations.activation import find_served_generation
 from server.launcher import TritonServer
-from server.ports import Ports
 from server.processes import find_members
+from server.start.environment import MEASURED_DIR, RUN_DIR
+from server.start.ports import Ports
 from server.state import ServerState
+from server.status.health import is_ready, list_unready, read_model_states
 from serving.contract.errors import ConfigError, ServerError
 
 

@@ -5,7 +5,7 @@ Generation g is version g of every model. Two settings in the configs on disk se
     recommend/config.pbtxt      every step pinned to model_version g;  version_policy specific [g]
     <step>/config.pbtxt         version_policy specific [g]
 
-`server/generations.py` moves a running server to another generation.
+`server/generations/activation.py` moves a running server to another generation.
 """
 
 from __future__ import annotations

@@ -13,21 +13,22 @@ import typer
 from repository.generations import drop_challenger, list_published_generations, pin
 from repository.models import hash_manifest
 from repository.registry import SERVER, record_act
-from server import control, experiment, gateway, rules, watch
-from server.challenger_files import drop_damaged_challenger, end_without_champion
-from server.condition import examine, list_start_warnings
+from server import control, experiment, rules, watch
 from server.control import clear_stale, find_running_servers, stop_server
-from server.environment import MEASURED_DIR, RUN_DIR
-from server.generations import find_pinned_generation, find_served_generation
-from server.health import is_ready, wait_ready
-from server.integrity import MEND, choose_generation
+from server.generations.activation import find_pinned_generation, find_served_generation
+from server.generations.challenger_files import drop_damaged_challenger, end_without_champion
+from server.generations.integrity import MEND, choose_generation
+from server.helpers import gateway
+from server.helpers.live_status import describe_redis_and_kafka
 from server.launcher import READY_TIMEOUT_S, TritonServer
-from server.live_status import describe_redis_and_kafka
-from server.lock import hold_start_lock
-from server.log import explain, explain_end
-from server.ports import LOOPBACK, Ports, listens
 from server.processes import count_lost_stubs, is_running
+from server.start.environment import MEASURED_DIR, RUN_DIR
+from server.start.lock import hold_start_lock
+from server.start.ports import LOOPBACK, Ports, listens
 from server.state import ServerState, find_unreadable_states, read_known_servers
+from server.status.condition import examine, list_start_warnings
+from server.status.health import is_ready, wait_ready
+from server.status.log import explain, explain_end
 from serving.contract.errors import ConfigError, RecommenderError, ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 

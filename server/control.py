@@ -8,10 +8,12 @@ import psutil
 
 from repository.models import hash_manifest
 from repository.registry import SERVER, record_act
-from server import generations, keys, live_helpers, processes, updaters
-from server.drift import describe_drift
-from server.health import find_held_versions
+from server import keys, processes
+from server.generations import activation
+from server.helpers import live_helpers, updaters
 from server.state import ServerState, read_known_servers
+from server.status.drift import describe_drift
+from server.status.health import find_held_versions
 from serving.contract.errors import DependencyError, ServerError
 
 STOP_TIMEOUT_S = 30.0
@@ -79,7 +81,7 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
     failure: ServerError | None = None
     drift = describe_drift(f"http://{state.host}:{state.ports.metrics}/metrics", state.generation)
     try:
-        before = generations.activate(state.grpc_url, state.repo, generation, writes)
+        before = activation.activate(state.grpc_url, state.repo, generation, writes)
     except ServerError as error:
         if not _answers_with(state.grpc_url, generation):
             raise
@@ -102,6 +104,6 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
 
 def _answers_with(grpc_url: str, generation: int) -> bool:
     try:
-        return generations.find_served_generation(grpc_url) == generation
+        return activation.find_served_generation(grpc_url) == generation
     except ServerError:
         return False

@@ -20,10 +20,10 @@ from repository.experiments import (
     start_experiment,
 )
 from repository.generations import drop_challenger, require_published
-from server.challenger import load_challenger, unload_challenger
 from server.control import find_running_servers
-from server.environment import RUN_DIR
-from server.generations import find_pinned_generation, find_served_generation
+from server.generations.activation import find_pinned_generation, find_served_generation
+from server.generations.challenger import load_challenger, unload_challenger
+from server.start.environment import RUN_DIR
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 from serving.live.experiment import Experiment, Mode, read_experiment

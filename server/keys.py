@@ -11,7 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
-from server.environment import RUN_DIR
+from server.start.environment import RUN_DIR
 
 KEYS_DIR = RUN_DIR / "keys"
 RESTRICTED = "model-repository,shared-memory,logging,trace,statistics"
@@ -22,7 +22,7 @@ GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"
 def new_key(grpc_url: str, tag: str, tls_folder: str) -> str:
     """Make and store the key of a server that is about to start at `grpc_url`. tag: unique to that server.
 
-    tls_folder: of its PEM files (server/tls.py), "" for plain gRPC
+    tls_folder: of its PEM files (server/start/tls.py), "" for plain gRPC
     """
     key = secrets.token_hex(32)
     KEYS_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)

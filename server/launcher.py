@@ -32,17 +32,20 @@ from repository.models import (
     refuse_changed_manifests,
     refuse_unservable_path,
 )
-from server import generations, health, keys, live_helpers, log, processes, updaters
+from server import keys, processes
 from server.control import STOP_TIMEOUT_S, clear_stale, end_server, stop_server
-from server.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
-from server.memory import check_memory
-from server.ports import LOOPBACK, Ports, check_free, check_host, choose_reachable_host, find_free_ports, listens
-from server.private_arguments import start_privately
+from server.generations import activation
+from server.helpers import live_helpers, updaters
 from server.signals import name_signal
-from server.stall import StallWatch
+from server.start.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
+from server.start.memory import check_memory
+from server.start.ports import LOOPBACK, Ports, check_free, check_host, choose_reachable_host, find_free_ports, listens
+from server.start.private_arguments import start_privately
+from server.start.stall import StallWatch
+from server.start.tls import ServerTls
+from server.start.tracing import trace_options
 from server.state import ServerState
-from server.tls import ServerTls
-from server.tracing import trace_options
+from server.status import health, log
 from serving.contract.errors import ServerError
 
 READY_TIMEOUT_S = 300.0
@@ -159,7 +162,7 @@ class TritonServer:
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
         settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder, "follow_pin": self.follow_pin}
-        served = generation or generations.find_pinned_generation(self.repo)
+        served = generation or activation.find_pinned_generation(self.repo)
         if served:
             refuse_changed_manifests(self.repo, served)
         facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo, served), "owner": self._owner}
@@ -274,7 +277,7 @@ class TritonServer:
             if is_to_load and health.read_model_states(self.grpc_url) is not None:
                 is_to_load = False
                 with health.open_local_client(self.grpc_url) as client, contextlib.suppress(InferenceServerException):
-                    generations.load_by_sent_configs(client, models, deadline_s)  # its log says what did not load
+                    activation.load_by_sent_configs(client, models, deadline_s)  # its log says what did not load
             text = self.log_path.read_text(errors="replace")
             if may_retry and process.poll() == -signal.SIGABRT and MEMORY_RACE in text:
                 return "was ended by a race for shared memory"

@@ -6,10 +6,11 @@ import time
 
 import psutil
 
-from server import log, processes
-from server.condition import ask
-from server.health import open_local_client
+from server import processes
 from server.state import ServerState
+from server.status import log
+from server.status.condition import ask
+from server.status.health import open_local_client
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
 

@@ -16,8 +16,8 @@ from repository.experiments import follow_experiment
 from repository.file_stamps import Stamp, read_stamp
 from repository.lock import hold_publication_lock
 from server.control import activate
-from server.generations import PUBLICATION_TIMEOUT_S
-from server.integrity import is_intact
+from server.generations.activation import PUBLICATION_TIMEOUT_S
+from server.generations.integrity import is_intact
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ConfigError, RecommenderError, ServerError
 from serving.contract.generations import read_pinned_generation

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from repository.experiments import NOT_PROMOTED, follow_experiment, withdraw_promotion
 from repository.registry import CHOSEN, read_acts, record_act
-from server.challenger import unload_challenger
 from server.control import activate
+from server.generations.challenger import unload_challenger
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.experiment import Experiment

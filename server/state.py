@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server.ports import LOOPBACK, Ports, choose_reachable_host
+from server.start.ports import LOOPBACK, Ports, choose_reachable_host
 from serving.contract.errors import ConfigError
 from serving.contract.locks import hold_lock
 

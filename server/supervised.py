@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from server import log, supervisor
-from server.environment import PROJECT
+from server import supervisor
+from server.start.environment import PROJECT
+from server.status import log
 
 POLL_S = 0.05
 

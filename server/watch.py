@@ -41,24 +41,25 @@ import psutil
 from repository.file_stamps import Stamp, read_stamp
 from repository.generations import pin
 from repository.registry import SERVER, record_act
-from server import control, gateway, processes
-from server.challenger_files import ChallengerFiles, end_without_champion
+from server import control, processes
 from server.control import end_server, stop_server
-from server.environment import PROJECT
-from server.generations import LOAD_TIMEOUT_S, find_pinned_generation, pin_while_starting
-from server.guard import ExperimentGuard
-from server.health import open_local_client
-from server.helpers import HelperWatch
-from server.integrity import ArtifactCheck, find_other_intact, is_intact
+from server.generations.activation import LOAD_TIMEOUT_S, find_pinned_generation, pin_while_starting
+from server.generations.challenger_files import ChallengerFiles, end_without_champion
+from server.generations.integrity import ArtifactCheck, find_other_intact, is_intact
+from server.generations.leases import Leases, wait_until_closed
+from server.generations.release import Release
+from server.helpers import gateway
+from server.helpers.guard import ExperimentGuard
+from server.helpers.revive import HelperWatch
 from server.launcher import TritonServer
-from server.leases import Leases, wait_until_closed
-from server.lock import hold_start_lock
 from server.observer import SCAN_EVERY_S, Observer, read_status
 from server.pin_follower import PinFollower
 from server.promotion import Promotion
-from server.release import Release
 from server.signals import name_signal
+from server.start.environment import PROJECT
+from server.start.lock import hold_start_lock
 from server.state import ServerState, make_state_path, read_state
+from server.status.health import open_local_client
 from server.supervised import start_supervised
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
 from serving.contract.errors import RecommenderError, ServerError

@@ -105,7 +105,7 @@ def _refuse(context: grpc.ServicerContext, reason: str) -> None:
 
 
 def write_wheel(folder: Path) -> None:
-    """Write the package that has tritonserver (server/environment.py) with the double as its program."""
+    """Write the package that has tritonserver (server/start/environment.py) with the double as its program."""
     root = folder / "pytriton" / "tritonserver"
     stub = root / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / "triton_python_backend_stub"
     for path in (root / "bin" / "tritonserver", root / "backends" / "python" / "libtriton_python.so", stub):

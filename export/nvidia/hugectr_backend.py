@@ -27,7 +27,7 @@ from export.settings import Settings
 from hps_config.ps_writer import UPDATE_FILTERS
 from repository.models import write_config
 from serving.contract.errors import ExportError
-from training.models.save_ranker import LAYERS_FILE
+from training.models.rankers.save_ranker import LAYERS_FILE
 
 NAME = "rank_hugectr"
 REQUIRED = (  # hugectr.cc: the parser fails without them

@@ -17,7 +17,7 @@ from perf.live import after, items, memory, reads, throughput, visible
 from perf.live.shop import open_shop
 from perf.live.visible import Events
 from perf.report.results import read_machine
-from server.environment import MEASURED_DIR
+from server.start.environment import MEASURED_DIR
 
 app = typer.Typer(help="The live loop: how fast, how current, how large. Without a command: all of it, in some minutes.")
 

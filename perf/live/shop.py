@@ -17,7 +17,7 @@ from perf.answers import read_tensors
 from perf.load.workload import Arrays, read_requests, read_specs, serialise
 from perf.target import Site, own_server, read_site
 from perf.tune.variant import remove_live_models
-from server.environment import MEASURED_DIR
+from server.start.environment import MEASURED_DIR
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation

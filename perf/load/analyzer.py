@@ -26,9 +26,9 @@ import numpy as np
 
 from perf.observe import Latency, compute_times, read_counters
 from perf.report.results import Closed
-from server.environment import build_perf_analyzer_env
 from server.keys import GRPC_HEADER, HEADER, find_key
-from server.private_arguments import start_privately
+from server.start.environment import build_perf_analyzer_env
+from server.start.private_arguments import start_privately
 from serving.contract.errors import ConfigError, ServerError
 
 TRANSPORTS = ("grpc", "http", "grpc+shm")

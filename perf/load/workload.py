@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from repository.config import CONFIG_FILE, compare_tensors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, Recorded, read_recorded
-from server.health import open_local_client
+from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, make_ensemble_spec, make_stage_specs

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from perf.observe import Latency, ProcessMemory, StageTimes, sum_mib
 from repository.models import read_config
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
 

@@ -24,8 +24,8 @@ from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_chan
 from perf.tune.variant import make_variant
 from repository.config import CONFIG_FILE, read_layout
 from repository.models import read_config
-from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
+from server.start.environment import MEASURED_DIR
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall

@@ -14,7 +14,7 @@ def open_reader(repository: Path, info: StageInfo) -> Reader:
     folder = find_live_folder(repository, info.live_folder)
     if not info.live_redis:
         return Reader(folder, info.shop)
-    from serving.live.redis_reader import RedisReader  # its libraries take memory
-    from serving.live.redis_state import RedisState
+    from serving.live.shared.redis_reader import RedisReader  # its libraries take memory
+    from serving.live.shared.redis_state import RedisState
 
     return RedisReader(folder, info.shop, RedisState(info.live_redis, info.live_project))

@@ -1,7 +1,7 @@
 """Hash values as pandas does (`pandas.util.hash_array`), without pandas.
 
 Integers are mixed by splitmix64. Strings go through SipHash-2-4 with pandas' fixed key, then through the same mixing.
-pandas' hash is the one NVTabular uses on a CPU; `tests/unit/test_encode.py` compares the two value by value.
+pandas' hash is the one NVTabular uses on a CPU; `tests/unit/serving/test_encode.py` compares the two value by value.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 from tests.repositories import small_repository
 
 

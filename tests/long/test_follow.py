@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from export import follow
-from export.follow import Round, Terms, choose_judged, follow_once, publish_candidate
-from export.prequential import Upserted, make_change_inputs, make_event_inputs, split_blocks
+from export.continuous import follow
+from export.continuous.follow import Round, Terms, choose_judged, follow_once, publish_candidate
+from export.continuous.prequential import Upserted, make_change_inputs, make_event_inputs, split_blocks
+from export.continuous.verdict import LEAST_QUESTIONS, Verdict
 from export.relayout import relayout
 from export.settings import Settings
-from export.verdict import LEAST_QUESTIONS, Verdict
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation

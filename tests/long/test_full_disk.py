@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 from serving.contract.generations import read_pinned_generation
 from tests.repositories import small_repository
 

@@ -65,9 +65,9 @@ from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import make_problem
 from training.features.aggregates import read_aggregations
-from training.models.distill import STUDENT
-from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_ranker import RankerSettings
+from training.models.candidates.sequence import SequenceModel, SequenceShape
+from training.models.rankers.train_ranker import RankerSettings
+from training.models.student.distill import STUDENT
 
 DATA = "synthetic:tiny"
 SMALLER = "synthetic:users=40,items=30,events=250"  # of experiments that train by themselves

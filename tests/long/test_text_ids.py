@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.continued import continue_log
+from export.continuous.continued import continue_log
 from serving.contract.ids import stable_id
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.store import find_live_folder

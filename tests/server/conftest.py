@@ -17,10 +17,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from repository.models import read_config
-from server.health import open_local_client
 from server.launcher import TritonServer
-from server.ports import Ports, is_free
 from server.processes import SHM_DIR, find_members
+from server.start.ports import Ports, is_free
+from server.status.health import open_local_client
 from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES

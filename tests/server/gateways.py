@@ -10,12 +10,12 @@ from pathlib import Path
 
 import httpx
 
-from server import gateway
 from server.control import stop_server
+from server.helpers import gateway
 from server.launcher import TritonServer
-from server.ports import find_free_port, is_free
 from server.processes import find_members
-from server.tls import ServerTls
+from server.start.ports import find_free_port, is_free
+from server.start.tls import ServerTls
 from tests.repositories import copy_small_fused_repository, copy_small_repository
 from tests.server.load import Clients
 from tests.waiting import until

@@ -14,13 +14,14 @@ from pathlib import Path
 import httpx
 import psutil
 
-from server import gateway, watch
-from server.condition import examine
+from server import watch
 from server.control import stop_server
+from server.helpers import gateway
 from server.launcher import TritonServer
-from server.ports import find_free_port
 from server.processes import SHM_DIR, find_members, find_server_members
+from server.start.ports import find_free_port
 from server.state import ServerState, make_state_path, read_state
+from server.status.condition import examine
 from tests.repositories import copy_small_fused_repository
 from tests.server.gateways import USER
 

@@ -10,9 +10,9 @@ import tritonclient.grpc as grpcclient
 
 from repository.challenger import read_challengers, remove_challenger
 from repository.generations import pin
-from server.challenger import load_challenger, unload_challenger
-from server.generations import activate, find_served_generation
-from server.health import is_ready, read_model_states
+from server.generations.activation import activate, find_served_generation
+from server.generations.challenger import load_challenger, unload_challenger
+from server.status.health import is_ready, read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER

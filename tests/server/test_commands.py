@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from repository.generations import pin
 from server import __main__ as commands
 from server import watch
-from server.condition import QUESTION_TIMEOUT_S
 from server.control import find_running_servers, stop_server
-from server.health import is_ready, open_local_client, wait_ready
-from server.ports import Ports, find_free_ports
 from server.processes import find_dead_stubs, find_members, is_running
+from server.start.ports import Ports, find_free_ports
+from server.status.condition import QUESTION_TIMEOUT_S
+from server.status.health import is_ready, open_local_client, wait_ready
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 from tests.server import toys

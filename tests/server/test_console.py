@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from export.relayout import relayout
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
-from server.challenger import load_challenger
+from server.generations.challenger import load_challenger
 from serving.live.experiment import Experiment
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import small_repository

@@ -19,10 +19,10 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from server import keys
-from server.condition import examine
-from server.environment import PROJECT
-from server.health import open_local_client
 from server.launcher import TritonServer
+from server.start.environment import PROJECT
+from server.status.condition import examine
+from server.status.health import open_local_client
 from tests.server import toys
 
 CODE = b"import os\nos.mknod('/tmp/a-stranger-was-here')\n"
@@ -212,7 +212,7 @@ def test_latency_quantiles_are_on_the_metrics_page(server):
 
 FORBIDS_TRACING = """
 import ctypes, os, struct, sys
-from server.private_arguments import start_privately
+from server.start.private_arguments import start_privately
 # seccomp: load the system call's number; ptrace is refused with EPERM, all others are let through (x86-64)
 program = b"".join(struct.pack("<HBBI", *line) for line in
                    [(0x20, 0, 0, 0), (0x15, 0, 1, 101), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)])

@@ -26,9 +26,9 @@ from experiments.faults import fill_disk, throttle
 from live.archive import list_segments, read_log
 from perf.observe import read_samples
 from server import watch
-from server.environment import PROJECT
-from server.ports import find_free_port
 from server.processes import SHM_DIR, find_members, find_server_members
+from server.start.environment import PROJECT
+from server.start.ports import find_free_port
 from server.state import ServerState, read_known_servers
 from serving.live.store import find_live_folder
 from serving.stages.live.measurements import PREFIX, SILENT
@@ -45,7 +45,8 @@ EVENT_MS = 1_600_000_000_000  # within the exported log: the live clock stays wh
 STARTS = """
 import sys
 from pathlib import Path
-from server import gateway, watch
+from server import watch
+from server.helpers import gateway
 from server.launcher import TritonServer
 repo, run_dir, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 state = gateway.follow(TritonServer(repo, run_dir=run_dir).start().state, port, "", run_dir)

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 from export.__main__ import app
 from repository.experiments import find_running
 from repository.registry import read_acts
-from server import gateway, watch
-from server.environment import RUN_DIR
-from server.health import find_held_versions
+from server import watch
+from server.helpers import gateway
 from server.launcher import TritonServer
-from server.ports import find_free_port
+from server.start.environment import RUN_DIR
+from server.start.ports import find_free_port
+from server.status.health import find_held_versions
 from serving.contract.generations import read_pinned_generation
 from tests.repositories import copy_to_change, followed_shop
 from tests.server.supervised import Supervised, stopped_after

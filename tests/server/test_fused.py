@@ -18,7 +18,7 @@ from export.relayout import relayout
 from perf.observe import TABLE_ROWS, read_samples
 from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from server.generations import activate, find_served_generation
+from server.generations.activation import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation

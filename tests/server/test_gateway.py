@@ -26,9 +26,9 @@ from live.exposures import SOURCE_NAMES, read_exposures
 from perf.observe import read_samples
 from repository.applied_rules import apply_rules, revert_rules
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
-from server import gateway
-from server.challenger import load_challenger, unload_challenger
-from server.health import open_local_client
+from server.generations.challenger import load_challenger, unload_challenger
+from server.helpers import gateway
+from server.status.health import open_local_client
 from serving.live.experiment import Experiment
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.rules.config import RulesConfig

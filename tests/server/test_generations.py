@@ -12,8 +12,8 @@ import tritonclient.grpc as grpcclient
 from repository.generations import list_published_generations, pin, write_pins
 from repository.models import read_config
 from server.control import find_held_generations
-from server.generations import activate, find_served_generation
-from server.health import read_model_states
+from server.generations.activation import activate, find_served_generation
+from server.status.health import read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from tests.interrupting import called_on_return

@@ -17,12 +17,12 @@ import tritonclient.grpc as grpcclient
 
 from repository.tables import find_tables_settings
 from server.control import clear_stale, find_running_servers, stop_server
-from server.environment import PROJECT
-from server.health import is_ready, open_local_client, read_model_states, wait_ready
 from server.launcher import MEMORY_RACE, TritonServer
-from server.ports import Ports, find_free_ports, is_free
 from server.processes import SHM_DIR, find_members, is_running
+from server.start.environment import PROJECT
+from server.start.ports import Ports, find_free_ports, is_free
 from server.state import read_known_servers
+from server.status.health import is_ready, open_local_client, read_model_states, wait_ready
 from serving.contract.errors import ConfigError, ServerError
 from tests.present import present
 from tests.server import toys

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from experiments.replay import Replay, find_first_unseen_row
-from export.prequential import answer_frozen, choose_questions
+from export.continuous.prequential import answer_frozen, choose_questions
 from perf.figures import Figure
 from perf.live import after as perf_after
 from perf.live import items as perf_items
@@ -26,7 +26,7 @@ from perf.live.shop import Shop
 from perf.live.visible import Events, Probes, ask_first_items, run_round
 from perf.observe import read_samples
 from perf.target import read_site
-from server import live_helpers
+from server.helpers import live_helpers
 from server.launcher import TritonServer
 from server.processes import find_members
 from serving.contract.errors import ConfigError

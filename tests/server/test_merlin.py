@@ -15,8 +15,8 @@ from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
-from server.health import open_local_client
 from server.launcher import TritonServer
+from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_specs, new_lineage, pack_records, unpack_records
 from tests.repositories import SERVED_DATA

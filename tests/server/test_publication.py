@@ -21,7 +21,7 @@ from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
 from server.control import find_held_generations
-from server.generations import activate, find_served_generation
+from server.generations.activation import activate, find_served_generation
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_json
 from serving.contract.generations import read_pinned_generation

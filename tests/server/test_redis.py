@@ -15,7 +15,8 @@ import tritonclient.grpc as grpcclient
 from experiments.fault_backends import depend_on, keep_paused
 from export.settings import TableSettings
 from perf.observe import read_samples
-from server import live_helpers, supervisor
+from server import supervisor
+from server.helpers import live_helpers
 from server.launcher import TritonServer
 from server.processes import runs_module
 from serving.contract.tensors import Degraded

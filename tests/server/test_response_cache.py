@@ -8,8 +8,8 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 
 from repository.models import read_config, write_config
-from server.generations import activate
-from server.health import open_local_client
+from server.generations.activation import activate
+from server.status.health import open_local_client
 from tests.server import toys
 from tests.waiting import until
 

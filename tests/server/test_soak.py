@@ -14,7 +14,7 @@ import psutil
 
 from experiments.gateway_soak import soak
 from experiments.served import publish_with_half, serve_with_gateway
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import small_repository
 

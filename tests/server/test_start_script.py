@@ -15,10 +15,10 @@ from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
-from server import health
-from server.environment import build_backend_directory, build_server_env, find_wheel
 from server.launcher import MEMORY_RACE
-from server.ports import find_free_ports
+from server.start.environment import build_backend_directory, build_server_env, find_wheel
+from server.start.ports import find_free_ports
+from server.status import health
 from serving.contract.tensors import ENSEMBLE
 from serving.loops.compiled import find_cache_root
 from tests.repositories import small_repository

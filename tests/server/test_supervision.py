@@ -13,14 +13,15 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from export.follow import challenge
+from export.continuous.follow import challenge
 from export.relayout import relayout
 from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, find_running, start_experiment
 from repository.registry import read_acts
 from server import __main__ as commands
-from server import control, gateway, guard, watch
-from server.condition import examine
+from server import control, watch
+from server.helpers import gateway, guard
+from server.status.condition import examine
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import read_pinned_generation

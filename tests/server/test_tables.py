@@ -16,9 +16,10 @@ import tritonclient.grpc as grpcclient
 from export.settings import TableSettings
 from export.tables import write_tables
 from perf.tune.variant import seal_again
-from server import supervisor, updaters
-from server.health import is_ready
+from server import supervisor
+from server.helpers import updaters
 from server.launcher import TritonServer
+from server.status.health import is_ready
 from serving.contract.errors import ServerError
 from serving.pipeline import Pipeline
 from serving.tables.config import LevelsConfig, TableConfig, read_config

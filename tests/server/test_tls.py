@@ -10,9 +10,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from server.generations import activate
-from server.health import read_model_states
-from server.tls import AUTHORITIES, CALLER, CALLER_KEY, CERTIFICATE, KEY, ServerTls
+from server.generations.activation import activate
+from server.start.tls import AUTHORITIES, CALLER, CALLER_KEY, CERTIFICATE, KEY, ServerTls
+from server.status.health import read_model_states
 from serving.contract.errors import ConfigError
 from tests.server import toys
 from tests.server.gateways import USER, served_gateway

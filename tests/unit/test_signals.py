@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 
 # Raises the signal at one line of `run` and of what it calls, in the main thread, then at the next line, and so on.
 EACH_LINE = """

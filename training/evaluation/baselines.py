@@ -19,7 +19,7 @@ from implicit.cpu.als import AlternatingLeastSquares
 from threadpoolctl import threadpool_limits
 
 from training.evaluation.metrics import auc, coverage, has_test_items, ndcg_at, rank_top_k, recall_at
-from training.models.ease import solve_ease, solve_on_users_side
+from training.models.candidates.ease import solve_ease, solve_on_users_side
 
 Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
 GRAM_LIMIT = 20_000  # EASE inverts a square of min(users, items): 3 GB in float64 at this size

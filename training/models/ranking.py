@@ -12,11 +12,9 @@ import pandas as pd
 from serving.stages.features.item_statistics import ItemStatistics
 from training.dataset import Dataset, keep_known
 from training.features.build import Features
-from training.models.compress import compress
-from training.models.distill import STUDENT, Lesson
-from training.models.item_statistics import StatisticsSettings
 from training.models.parity import Parity
-from training.models.ranking_data import (
+from training.models.rankers.item_statistics import StatisticsSettings
+from training.models.rankers.ranking_data import (
     ItemSlots,
     Requests,
     Retrieve,
@@ -27,11 +25,13 @@ from training.models.ranking_data import (
     make_unlabelled_requests,
     make_visit_requests,
 )
-from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
-from training.models.save_ranker import join_item_vectors, save_ranker
-from training.models.save_reranker import save_reranker
-from training.models.teachers import FEWEST_REQUESTS, choose_teachers
-from training.models.train_ranker import Ranker, RankerSettings, Start, compute_rank_scores, train_ranker
+from training.models.rankers.reranker import Lists, Reranker, RerankerSettings, train_reranker
+from training.models.rankers.save_ranker import join_item_vectors, save_ranker
+from training.models.rankers.save_reranker import save_reranker
+from training.models.rankers.teachers import FEWEST_REQUESTS, choose_teachers
+from training.models.rankers.train_ranker import Ranker, RankerSettings, Start, compute_rank_scores, train_ranker
+from training.models.student.compress import compress
+from training.models.student.distill import STUDENT, Lesson
 from training.models.validation import drop_validating, split_training_log, split_validation
 
 MOST_SAMPLES = 32  # requests for the parity reports
@@ -53,9 +53,9 @@ class RankingSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
-    compression: str = "none"  # how the ranker is made smaller (training/models/compress.py)
+    compression: str = "none"  # how the ranker is made smaller (training/models/student/compress.py)
     student: RankerSettings = STUDENT  # of the small network that is distilled from the ranker
-    teachers: tuple[str, ...] = ()  # networks that are tried as teachers beside the ranker (training/models/teachers.py)
+    teachers: tuple[str, ...] = ()  # networks that are tried as teachers beside the ranker (rankers/teachers.py)
     most_taught: int = 0  # requests that these learn from, those without events included; with more, the ranker teaches alone
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added

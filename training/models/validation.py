@@ -7,7 +7,7 @@ import pandas as pd
 
 from serving.loops.hashing import hash_integers
 from training.dataset import split_log
-from training.models.ranking_data import Requests
+from training.models.rankers.ranking_data import Requests
 
 LATER_SHARE = 0.2
 HASHES = 10_000

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from serving.contract.errors import ArtifactError
-from training.models.sequence import SequenceModel, SequenceShape
+from training.models.candidates.sequence import SequenceModel, SequenceShape
 
 EARLIER, SERVED = "earlier", "served"
 ITEM_IDS, GENERATIONS, TABLE = "item ids", "generations", "table.weight"

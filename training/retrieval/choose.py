@@ -21,7 +21,7 @@ from training.dataset.repeats import find_repeats
 from training.evaluation.metrics import ndcg_at, recall_at
 from training.features.build import Examples, Features, take_context
 from training.gain import average, is_gain
-from training.models.ranking_data import has_past
+from training.models.rankers.ranking_data import has_past
 from training.models.validation import split_training_log
 from training.models.warm_start import EARLIER
 from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever

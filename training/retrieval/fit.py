@@ -17,9 +17,9 @@ import scipy.sparse as sp
 from training.dataset import Dataset
 from training.dataset.matrix import make_matrix
 from training.features.build import Examples, Features
-from training.models.graph import GraphSettings
-from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, prepare_data
-from training.models.train_sequence import SequenceSettings
+from training.models.candidates.graph import GraphSettings
+from training.models.candidates.retriever import Retriever, RetrieverSettings, fit_retriever, prepare_data
+from training.models.candidates.train_sequence import SequenceSettings
 from training.models.warm_start import SERVED, read_learned
 
 Say = Callable[[str], None]

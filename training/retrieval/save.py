@@ -14,9 +14,9 @@ from serving.stages.features.sequence import make_feeds
 from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER, RetrieveSettings
 from serving.stages.search.search import INDEX_FILE
 from training.features.build import Examples, Features
+from training.models.candidates.retriever import Retriever
+from training.models.candidates.sequence import SequenceModel
 from training.models.parity import Dynamic, Parity, export_network
-from training.models.retriever import Retriever
-from training.models.sequence import SequenceModel
 from training.retrieval.index import SIZES, Choice, Sizes, choose_index
 
 INPUTS = ("history_vectors", "history_weights", "user_embeddings", "user_continuous")

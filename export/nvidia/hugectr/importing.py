@@ -23,7 +23,7 @@ from export.nvidia.hugectr.layers import DlrmLayers, Layer, compute_interaction_
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from serving.contract.tensors import PAD_ROW
 from serving.tables.formats.sparse_folder import SparseTable, read_sparse_folder
-from training.models.dlrm import DLRM, Shape
+from training.models.rankers.dlrm import DLRM, Shape
 
 PARITY_ROWS, PARITY_LIMIT = 256, 1e-4
 

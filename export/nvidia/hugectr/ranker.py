@@ -8,9 +8,9 @@ from pathlib import Path
 from export.nvidia.hugectr.importing import import_dlrm
 from export.nvidia.hugectr.inputs import list_inputs
 from training.features.build import Features
+from training.models.rankers.ranking_data import Requests
+from training.models.rankers.train_ranker import Ranker, RankerSettings, Report, find_best_blend, predict, take_retrieval_z
 from training.models.ranking import TrainRanker
-from training.models.ranking_data import Requests
-from training.models.train_ranker import Ranker, RankerSettings, Report, find_best_blend, predict, take_retrieval_z
 
 
 def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from export.nvidia.hugectr.inputs import Inputs
 from serving.contract.errors import DataError
 from serving.contract.tensors import PAD_ROW
-from training.models.ranking_data import Requests
-from training.models.train_ranker import RankerSettings
+from training.models.rankers.ranking_data import Requests
+from training.models.rankers.train_ranker import RankerSettings
 
 NAME, LABEL = "dlrm", "label"
 

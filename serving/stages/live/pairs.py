@@ -2,9 +2,9 @@
 
     positive events since ─▶ pairs of one user's items within a visit (visits.py) ─▶ their counts (pair_counts.py)
 
-Training counts the same pairs in its log (training/models/live_pairs.py). The newer event of a pair must have come after the
-export. Pairs are counted in the order of the log, so a process that starts, and reads the log again, counts what a running one
-has counted. The log holds at least the events of 30 days that came after the export (live/maintenance.py).
+Training counts the same pairs in its log (training/models/rankers/live_pairs.py). The newer event of a pair must have come
+after the export. Pairs are counted in the order of the log, so a process that starts, and reads the log again, counts what a
+running one has counted. The log holds at least the events of 30 days that came after the export (live/maintenance.py).
 """
 
 from __future__ import annotations

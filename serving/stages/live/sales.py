@@ -2,8 +2,8 @@
 
     count(item) = exported · exp(-(now - exported at) / horizon) + live · exp(-(now - latest sale) / horizon)
 
-Training computes the same numbers from a whole log (training/models/item_statistics.py). "Now" is the watermark, rounded down
-to an hour of event time. When it moves on, all items are computed again; in between, only those with new events.
+Training computes the same numbers from a whole log (training/models/rankers/item_statistics.py). "Now" is the watermark,
+rounded down to an hour of event time. When it moves on, all items are computed again; in between, only those with new events.
 
 The live store counts all live events. A generation that learned from some of them publishes their counts (LEARNED_SALES), which
 are subtracted here, so that no sale counts twice. One that publishes none was exported without this store: the shop's own log

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.prequential import answer_frozen, answer_live, make_event_inputs
+from export.continuous.prequential import answer_frozen, answer_live, make_event_inputs
 from tests.repositories import FOLLOWED_SETTINGS
 from tests.unit.small_shops import CONTEXT, export, shop
 from training.dataset import Dataset, load_dataset

@@ -35,7 +35,7 @@ from tests.unit.hps.test_hugectr import interact
 from tests.unit.small_shops import shop
 from training.dataset import load_dataset
 from training.features.build import build_features
-from training.models.ranking_data import make_served_items
+from training.models.rankers.ranking_data import make_served_items
 
 SCRIPT = Path(__file__).parents[3] / "export" / "nvidia" / "hugectr" / "container" / "train_dlrm.py"
 TAGS = frozenset({"item.catalogue_tags"})

@@ -11,7 +11,7 @@ from export.nvidia.hugectr.model import compute_slot_offsets, write_model
 from tests.unit.hps.hugectr_files import read_model
 from tests.unit.hps.test_hugectr import WIDTH, forward_from_files
 from training.dataset import load_dataset
-from training.models.dlrm import DLRM, Shape
+from training.models.rankers.dlrm import DLRM, Shape
 
 ROWS = 10_000
 SLOTS = ("user_id", "item_id", "category")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from tests.pages import serve_page
 from tests.present import present
 from tests.unit.clients.conftest import ANSWER

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from tests.unit.clients.conftest import ANSWER
 from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
 from tests.unit.clients.test_catalogue import write_store

@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from tests.unit.clients.conftest import ANSWER
 from tests.unit.clients.grpc_double import GrpcDouble
 from triton_recommender import (

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from repository.code import PROJECT
-from server.ports import find_free_port
+from server.start.ports import find_free_port
 from tests.pages import serve_page
 
 

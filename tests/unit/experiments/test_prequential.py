@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.prequential import FROZEN, KNN, LIVE, Gains, Measured, make_figures, resample_ratio
-from export.prequential import Quality, judge_questions
+from export.continuous.prequential import Quality, judge_questions
 
 
 def test_questions_of_one_user_are_no_further_evidence():

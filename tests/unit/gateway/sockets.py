@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from gateway.protocol import make_http_server
 from gateway.settings import GatewaySettings
-from server.ports import find_free_port
+from server.start.ports import find_free_port
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from live.sharing import Sharer
 from serving.contract.artifacts import read_stage
 from serving.live.layout import Layout
-from serving.live.redis_state import PATIENT_S, RedisState
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from tests.repositories import copy_lean_repository

@@ -124,9 +124,9 @@ def test_files_alone_give_what_the_weights_give(written):
 
 
 def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
-    """training/models/dlrm.py: its logits, candidate by candidate, equal the network's written as HugeCTR files."""
+    """training/models/rankers/dlrm.py: its logits, candidate by candidate, equal the network's written as HugeCTR files."""
     torch = pytest.importorskip("torch")
-    from training.models.dlrm import DLRM, Shape
+    from training.models.rankers.dlrm import DLRM, Shape
 
     torch.manual_seed(0)
     shape = Shape({"user": 6}, {"item": 9, "genres": 5}, user_numbers=8, pair_numbers=5, width=WIDTH, bottom=(8,), top=(6, 5))

@@ -10,7 +10,7 @@ import pytest
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.redis_state import PATIENT_S, RedisState
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline

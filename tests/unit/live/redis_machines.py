@@ -9,8 +9,8 @@ from pathlib import Path
 
 from live.sharing import Sharer
 from serving.live.layout import Layout
-from serving.live.redis_reader import RedisReader
-from serving.live.redis_state import PATIENT_S, RedisState
+from serving.live.shared.redis_reader import RedisReader
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS
 

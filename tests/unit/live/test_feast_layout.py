@@ -9,9 +9,9 @@ import pytest
 
 from experiments.feast_layout import PROJECT_NAME, SAMPLES, VECTORS
 from serving.contract.tensors import PAD_ID
-from serving.live.feast_layout import LISTS, SCALARS, decode_value, encode_time, encode_value, make_entity_key
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, list_item_features, list_user_features
 from serving.live.layout import LATEST_SECOND, Layout
+from serving.live.shared.feast_layout import LISTS, SCALARS, decode_value, encode_time, encode_value, make_entity_key
+from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW, fill_item, fill_user, list_item_features, list_user_features
 from serving.live.transitions import apply_to_items, apply_to_users
 from tests.unit.live.batches import KINDS, events
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from export.continued import continue_log
+from export.continuous.continued import continue_log
 from export.live import find_catalogue_times
 from export.reserve import make_content
 from gateway.published import LiveItems, Published

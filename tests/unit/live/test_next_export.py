@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from export.continued import continue_log
+from export.continuous.continued import continue_log
 from export.live import make_event_kinds
 from live.__main__ import open_writer
 from live.archive import compact

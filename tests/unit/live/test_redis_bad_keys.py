@@ -19,10 +19,10 @@ from live.erase import erase_user
 from live.maintenance import lock
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import OBSERVE, Degraded
-from serving.live.feast_layout import make_entity_key, make_feature_field
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW, View
-from serving.live.redis_reader import RedisReader
-from serving.live.redis_state import PATIENT_S, RedisState
+from serving.live.shared.feast_layout import make_entity_key, make_feature_field
+from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW, View
+from serving.live.shared.redis_reader import RedisReader
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe

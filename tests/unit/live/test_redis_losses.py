@@ -13,10 +13,10 @@ from live.archive import compact, drop_segments
 from live.backup import back_up, restore
 from live.erase import erase_user
 from serving.contract.errors import DependencyError, RecommenderError
-from serving.live.feast_layout import make_entity_key
-from serving.live.feast_views import USERS_VIEW
-from serving.live.redis_state import TIMEOUT_S, RedisState
 from serving.live.sequences import hash_machine
+from serving.live.shared.feast_layout import make_entity_key
+from serving.live.shared.feast_views import USERS_VIEW
+from serving.live.shared.redis_state import TIMEOUT_S, RedisState
 from tests.unit.live.batches import purchase
 from tests.unit.live.redis_machines import PROJECT, machine
 from tests.waiting import until
@@ -100,7 +100,7 @@ def test_a_restored_store_with_nothing_new_says_that_redis_has_all_of_it(tmp_pat
 def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch, caplog):
     monkeypatch.setattr("live.sharing.PAUSE_S", 0.05)
     monkeypatch.setattr("live.sharing.STATUS_EVERY_S", 0.05)
-    monkeypatch.setattr("serving.live.redis_state.PAUSE_S", 0.05)
+    monkeypatch.setattr("serving.live.shared.redis_state.PAUSE_S", 0.05)
     redis.freeze()
     with machine(tmp_path / "a", redis.address, TIMEOUT_S) as host:
         host.writer.append(purchase(1, 7))

@@ -15,14 +15,14 @@ from live.erase import erase_user
 from live.sharing import Sharer
 from serving.contract.tensors import FIRST_USER_ID, NO_SEQUENCE, OBSERVE, UPSERT, Degraded
 from serving.live.events import EventBatch
-from serving.live.feast_layout import make_entity_key
-from serving.live.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.layout import Layout
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
-from serving.live.redis_reader import RedisReader
-from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.sequences import hash_machine, mark_sequences, unpack_sequence
+from serving.live.shared.feast_layout import make_entity_key
+from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW
+from serving.live.shared.redis_reader import RedisReader
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline

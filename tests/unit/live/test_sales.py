@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.continued import count_sales
+from export.continuous.continued import count_sales
 from live.archive import read_log
 from serving.contract.tensors import PAD_ID
 from serving.live.events import HEADER, EventBatch, Flags
@@ -22,7 +22,7 @@ from serving.stages.live.items import BLOCKS_AT_ONCE, LiveItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms
-from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
+from training.models.rankers.item_statistics import Sales, StatisticsSettings, fit_statistics
 
 HOUR_S, START_S, N_ITEMS = 3_600, 1_600_000_000, 30
 

@@ -33,7 +33,7 @@ from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, S
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
-from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
+from training.models.rankers.item_statistics import Sales, StatisticsSettings, fit_statistics
 
 N_FREE = 4  # rows for new items
 DECLARED = (

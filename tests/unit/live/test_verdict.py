@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from export.prequential import Answers
-from export.verdict import compute_binned_error, compute_ranking_aucs, judge, measure_calibration_error, share_candidates
+from export.continuous.prequential import Answers
+from export.continuous.verdict import (
+    compute_binned_error,
+    compute_ranking_aucs,
+    judge,
+    measure_calibration_error,
+    share_candidates,
+)
 from serving.contract.tensors import PAD_ID
 
 QUESTIONS, LIST, CANDIDATES = 400, 20, 50

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 
 WAITING = """
 import time

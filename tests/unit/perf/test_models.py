@@ -15,7 +15,7 @@ from perf.models import read_bounds
 from serving.contract.artifacts import find_stage_folder, read_stage, write_manifest
 from serving.contract.errors import ConfigError
 from tests.repositories import copy_lean_repository
-from training.models.sequence import SequenceModel, SequenceShape
+from training.models.candidates.sequence import SequenceModel, SequenceShape
 from training.retrieval.save import save_sequence
 
 SHAPE, GRAPH_WIDTH = SequenceShape(width=8, length=10), 16

@@ -7,9 +7,9 @@ import threading
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from server.generations import load_models
-from server.health import open_local_client
-from server.ports import find_free_ports
+from server.generations.activation import load_models
+from server.start.ports import find_free_ports
+from server.status.health import open_local_client
 from tests.server import toys
 from tests.triton_double import TritonDouble
 

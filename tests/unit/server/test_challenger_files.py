@@ -20,10 +20,10 @@ from repository.experiments import end_experiment, find_experiment_folder, find_
 from repository.generations import write_pins
 from repository.models import read_repository
 from repository.registry import read_acts
-from server.challenger import load_challenger, unload_challenger
-from server.challenger_files import ChallengerFiles, drop_damaged_challenger
-from server.integrity import ArtifactCheck
-from server.ports import Ports, find_free_ports
+from server.generations.challenger import load_challenger, unload_challenger
+from server.generations.challenger_files import ChallengerFiles, drop_damaged_challenger
+from server.generations.integrity import ArtifactCheck
+from server.start.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE

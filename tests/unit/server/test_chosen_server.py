@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
-from server import condition
-from server.ports import Ports, find_free_ports
+from server.start.ports import Ports, find_free_ports
 from server.state import ServerState
+from server.status import condition
 from serving.contract.errors import RecommenderError, ServerError
 from serving.live.layout import Layout
 from serving.live.writer import Writer

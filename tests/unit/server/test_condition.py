@@ -7,7 +7,7 @@ from collections import namedtuple
 
 import psutil
 
-from server.condition import ask, describe_network_disk
+from server.status.condition import ask, describe_network_disk
 from serving.contract.tensors import PROBE_USER_ID
 from tests.repositories import copy_lean_repository
 from tests.unit.clients.grpc_double import GrpcDouble

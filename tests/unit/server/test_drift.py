@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.drift import describe_drift
+from server.status.drift import describe_drift
 from tests.pages import serve_page
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from server import environment
+from server.start import environment
 from serving.contract.errors import ServerError
 
 

@@ -14,7 +14,7 @@ from repository.generations import pin
 from repository.models import read_config
 from server import experiment as server_experiment
 from server.__main__ import app
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server import gateway
-from server.ports import find_free_port, find_free_ports
+from server.helpers import gateway
+from server.start.ports import find_free_port, find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ServerError
 from tests.certificates import make_certificate

@@ -9,9 +9,10 @@ import pytest
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts
-from server import control, guard, supervisor
-from server.guard import ExperimentGuard
-from server.ports import Ports
+from server import control, supervisor
+from server.helpers import guard
+from server.helpers.guard import ExperimentGuard
+from server.start.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import Experiment, read_experiment

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from repository.registry import RECORD_FILE
-from server.integrity import ArtifactCheck, find_other_intact, is_intact
+from server.generations.integrity import ArtifactCheck, find_other_intact, is_intact
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, write_manifest
 from tests.repositories import copy_generation, copy_lean_repository
 

@@ -16,13 +16,13 @@ import pytest
 
 from repository.models import hash_manifest
 from server import __main__ as commands
-from server.condition import describe_removed_store
 from server.control import find_running_servers, list_supervisors, stop_server
-from server.gateway import list_gateways
+from server.helpers.gateway import list_gateways
 from server.launcher import TritonServer
-from server.lock import hold_start_lock
-from server.ports import Ports, find_free_port, find_free_ports
+from server.start.lock import hold_start_lock
+from server.start.ports import Ports, find_free_port, find_free_ports
 from server.state import ServerState, make_state_path, read_state
+from server.status.condition import describe_removed_store
 from serving.contract.errors import ServerError
 from serving.live.store import DATA_FILE, find_live_folder
 from tests.present import present

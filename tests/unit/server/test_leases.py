@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.leases import Leases, wait_until_closed
+from server.generations.leases import Leases, wait_until_closed
 
 CONTENT = b"published"
 WRITES = "import sys, time; file = open(sys.argv[1], 'r+b'); file.write(b'changed!!'); file.flush(); time.sleep(0.3)"

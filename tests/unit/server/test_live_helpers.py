@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server import live_helpers, processes
-from server.helpers import HelperWatch
-from server.ports import Ports
+from server import processes
+from server.helpers import live_helpers
+from server.helpers.revive import HelperWatch
+from server.start.ports import Ports
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import OBSERVE
@@ -92,7 +93,7 @@ def test_helpers_that_are_killed_with_their_supervisors_are_started_again(state,
     until(lambda: not live_helpers.find_helpers(state.tag))
     assert [watch.look(), watch.look()] == ["", ""]  # the server may be moving to another generation
     assert live_helpers.find_helpers(state.tag) == []
-    monkeypatch.setattr("server.helpers.MOVE_S", 0.0)
+    monkeypatch.setattr("server.helpers.revive.MOVE_S", 0.0)
     state.change(tmp_path, generation=2)
     assert watch.look() == ""  # whoever moved it keeps its helpers
     state.change(tmp_path, generation=1)

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
-from server import live_helpers
-from server.live_status import read_values
-from server.ports import find_free_ports
+from server.helpers import live_helpers
+from server.helpers.live_status import read_values
+from server.start.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import OBSERVE

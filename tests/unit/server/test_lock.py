@@ -2,7 +2,7 @@
 
 import threading
 
-from server.lock import hold_start_lock
+from server.start.lock import hold_start_lock
 
 
 def test_a_second_start_waits_for_the_first_and_says_so(tmp_path, capsys):

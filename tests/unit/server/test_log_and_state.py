@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
-from server.log import explain, explain_end, find_first_failure, find_unfinished, rotate
-from server.ports import Ports
 from server.processes import identify_process, lives
+from server.start.ports import Ports
 from server.state import ServerState, find_unreadable_states, make_state_path, read_known_servers, read_state
+from server.status.log import explain, explain_end, find_first_failure, find_unfinished, rotate
 
 HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
 HARMLESS = """E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."

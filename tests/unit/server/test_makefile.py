@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 
 
 @pytest.mark.parametrize(("given", "told"), [([], "make stop"), (["GRPC_PORT=9001"], "make stop GRPC_PORT=9001")])

@@ -21,7 +21,7 @@ from repository.registry import RECORD_FILE, read_acts
 from server import __main__ as commands
 from server import processes
 from server.pin_follower import RETRY_S, SPREAD_S, PinFollower
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ConfigError

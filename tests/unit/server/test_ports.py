@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from server.ports import FIRST_OPEN_PORT, Ports, check_free, check_host, find_free_ports, is_free, listens
+from server.start.ports import FIRST_OPEN_PORT, Ports, check_free, check_host, find_free_ports, is_free, listens
 from serving.contract.errors import ConfigError, ServerError
 
 

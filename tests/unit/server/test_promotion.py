@@ -12,8 +12,8 @@ from repository.experiments import end_experiment, find_experiment_folder, start
 from repository.registry import read_acts, record_act
 from repository.tables import find_tables_settings
 from server import processes
-from server.ports import Ports, find_free_ports
 from server.promotion import Promotion, awaits_move
+from server.start.ports import Ports, find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment, read_experiment

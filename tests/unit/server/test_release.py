@@ -9,9 +9,9 @@ import pytest
 from repository.challenger import read_challengers, remove_challenger
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin
-from server.challenger import load_challenger
-from server.ports import find_free_ports
-from server.release import Release
+from server.generations.challenger import load_challenger
+from server.generations.release import Release
+from server.start.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, STAGES

@@ -10,11 +10,12 @@ import pytest
 from repository.generations import list_published_generations, pin, write_pins
 from repository.lock import LOCK_FILE, hold_publication_lock
 from repository.models import check_backends, read_config, read_repository
-from server import generations, launcher
+from server import launcher
 from server.control import find_held_generations
-from server.generations import activate, pin_while_starting
-from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
-from server.ports import Ports, find_free_ports
+from server.generations import activation
+from server.generations.activation import activate, pin_while_starting
+from server.start.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
+from server.start.ports import Ports, find_free_ports
 from server.state import ServerState
 from serving.contract.artifacts import write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
@@ -270,7 +271,7 @@ def test_nothing_is_published_while_a_server_starts_with_its_generation(repo, ge
 
 
 def test_a_server_starts_with_the_pinned_generation_although_the_lock_cannot_be_had(repo, monkeypatch):
-    monkeypatch.setattr(generations, "PUBLICATION_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(activation, "PUBLICATION_TIMEOUT_S", 0.0)
     with hold_publication_lock(repo), pin_while_starting(repo, 1):
         assert read_pinned_generation(repo) == 1
     (repo / LOCK_FILE).unlink()

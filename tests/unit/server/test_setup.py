@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 
 # An interpreter on a machine that lacks nothing: it says its version, `-m venv` copies it into .venv, the rest succeeds.
 INTERPRETER = """#!/bin/bash

@@ -19,14 +19,15 @@ from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE
 from repository.registry import read_acts
 from server import __main__ as commands
-from server import experiment, health
-from server.challenger import find_loaded_challengers
+from server import experiment
 from server.control import WATCH_MODULE, find_running_servers, stop_server
-from server.generations import find_served_generation
-from server.ports import Ports, find_free_ports
+from server.generations.activation import find_served_generation
+from server.generations.challenger import find_loaded_challengers
 from server.processes import STUB_PROGRAM, is_running
+from server.start.ports import Ports, find_free_ports
+from server.start.tls import AUTHORITIES, CERTIFICATE, KEY
 from server.state import ServerState, make_state_path, read_state
-from server.tls import AUTHORITIES, CERTIFICATE, KEY
+from server.status import health
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError, RecommenderError, ServerError
 from serving.contract.generations import read_pinned_generation

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server import supervisor
-from server.environment import PROJECT
+from server.start.environment import PROJECT
 from tests.waiting import until
 
 TRACE = """

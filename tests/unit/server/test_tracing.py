@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.tracing import trace_options
+from server.start.tracing import trace_options
 
 
 def test_without_a_collector_there_is_no_option():

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from repository.tables import find_tables_settings, has_update_source
-from server import processes, supervisor, updaters
-from server.helpers import HelperWatch
-from server.ports import Ports
+from server import processes, supervisor
+from server.helpers import updaters
+from server.helpers.revive import HelperWatch
+from server.start.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.tensors import ENSEMBLE
@@ -158,6 +159,6 @@ def test_an_updater_that_is_killed_with_its_supervisor_is_started_again(state, t
         process.kill()
     until(lambda: not updaters.find_updaters(state.tag))
     assert watch.look() == ""
-    monkeypatch.setattr("server.helpers.MOVE_S", 0.0)
+    monkeypatch.setattr("server.helpers.revive.MOVE_S", 0.0)
     assert watch.look() == "gone together with their supervisors, and started again: updater"
     until(lambda: generations_followed(state) == ["1"])

@@ -24,12 +24,12 @@ from repository.generations import pin
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE, read_acts
 from repository.tables import find_tables_settings
-from server.challenger import find_loaded_challengers
 from server.control import stop_server
-from server.generations import find_served_generation
+from server.generations.activation import find_served_generation
+from server.generations.challenger import find_loaded_challengers
 from server.observer import HANGS_S, Observer
-from server.ports import find_free_ports
 from server.processes import STUB_PROGRAM, is_running
+from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from server.watch import TICK_S, Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE

@@ -9,11 +9,11 @@ from tests.long.training.ranking.conftest import popularity_retrieve
 from training.dataset import load_dataset, split_log
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.distill import Lesson
+from training.models.rankers.ranking_data import Requests
+from training.models.rankers.teachers import Teacher
+from training.models.rankers.train_ranker import Ranker, RankerSettings, train_ranker
 from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests
-from training.models.teachers import Teacher
-from training.models.train_ranker import Ranker, RankerSettings, train_ranker
+from training.models.student.distill import Lesson
 
 QUIET: dict[str, Any] = {"report": lambda _: None}
 

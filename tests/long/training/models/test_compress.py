@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.long.training.models.conftest import QUIET
-from training.models.compress import choose_ranker, compress, measure_kept_quality
-from training.models.distill import STUDENT, count_macs
-from training.models.ranking_data import Requests
-from training.models.train_ranker import compute_rank_scores, measure_ranking_quality
+from training.models.rankers.ranking_data import Requests
+from training.models.rankers.train_ranker import compute_rank_scores, measure_ranking_quality
+from training.models.student.compress import choose_ranker, compress, measure_kept_quality
+from training.models.student.distill import STUDENT, count_macs
 
 SHORT = replace(STUDENT, epochs=1)
 

@@ -9,10 +9,10 @@ import torch
 from export.settings import Settings
 from export.training_settings import choose_ranking_settings
 from tests.long.training.models.conftest import QUIET, order_agreement
-from training.models.compress import LEAST_KEPT, measure_kept_quality
-from training.models.distill import STUDENT, count_macs, distil, make_student, measure_agreement
-from training.models.dlrm import Shape
-from training.models.train_ranker import compute_rank_scores, compute_shares, predict
+from training.models.rankers.dlrm import Shape
+from training.models.rankers.train_ranker import compute_rank_scores, compute_shares, predict
+from training.models.student.compress import LEAST_KEPT, measure_kept_quality
+from training.models.student.distill import STUDENT, count_macs, distil, make_student, measure_agreement
 
 
 def test_shares_are_the_softmax_of_a_list_and_nothing_at_padding():

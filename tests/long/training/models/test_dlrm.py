@@ -10,13 +10,13 @@ import torch
 from serving.contract.errors import ExportError
 from serving.contract.tensors import OOV_ROW, PAD_ROW
 from serving.stages.features.encode import Ragged
-from training.models.dlrm import DLRM, Shape
-from training.models.dlrm_graph import export_dlrm
-from training.models.embedding import Table
 from training.models.parity import compare
-from training.models.ranking_data import ItemLists, ItemSlots
-from training.models.save_ranker import take_vectors
-from training.models.train_ranker import look_up_items
+from training.models.rankers.dlrm import DLRM, Shape
+from training.models.rankers.dlrm_graph import export_dlrm
+from training.models.rankers.embedding import Table
+from training.models.rankers.ranking_data import ItemLists, ItemSlots
+from training.models.rankers.save_ranker import take_vectors
+from training.models.rankers.train_ranker import look_up_items
 
 SHAPE = Shape({"a": 6, "b": 9}, {"c": 5, "d": 7, "e": 8}, user_numbers=3, pair_numbers=4, width=8, bottom=(10,), top=(12, 6))
 

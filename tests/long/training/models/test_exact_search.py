@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from serving.stages.search.search import Neighbours, Search
-from training.models.exact_search import search_exactly
+from training.models.candidates.exact_search import search_exactly
 
 N_USERS, N_ITEMS, WIDTH, HISTORY = 150, 900, 8, 6  # more users than a block has
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from training.models.graph import GraphSettings, fit_graph
+from training.models.candidates.graph import GraphSettings, fit_graph
 
 
 def scores(graph, positives: sp.csr_matrix) -> np.ndarray:

@@ -5,8 +5,8 @@ import pytest
 import scipy.sparse as sp
 
 from serving.stages.search.search import Neighbours
-from training.models.ease import solve_ease
-from training.models.item_item import ItemItemSettings, fit_neighbours
+from training.models.candidates.ease import solve_ease
+from training.models.candidates.item_item import ItemItemSettings, fit_neighbours
 
 N_USERS, N_ITEMS, L2 = 80, 30, 5.0
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.long.training.models.conftest import QUIET, order_agreement
-from training.models.distill import STUDENT, count_macs, distil
-from training.models.prune import keep_units, measure_importance, prune
-from training.models.train_ranker import compute_rank_scores, predict
+from training.models.rankers.train_ranker import compute_rank_scores, predict
+from training.models.student.distill import STUDENT, count_macs, distil
+from training.models.student.prune import keep_units, measure_importance, prune
 
 
 @pytest.fixture(scope="module")

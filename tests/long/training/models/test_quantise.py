@@ -11,12 +11,12 @@ import torch
 from tests.long.training.models.conftest import QUIET, order_agreement
 from tests.long.training.models.test_dlrm import SHAPE, random_inputs, random_network, run
 from tests.present import present
-from training.models.distill import STUDENT, distil, measure_agreement
-from training.models.dlrm_graph import export_dlrm
-from training.models.quantise import quantise, quantise_after_training, train_in_int8
-from training.models.quantised_network import QuantisedNetwork
-from training.models.save_ranker import make_network_inputs
-from training.models.train_ranker import compute_loss, compute_rank_scores, predict
+from training.models.rankers.dlrm_graph import export_dlrm
+from training.models.rankers.quantised_network import QuantisedNetwork
+from training.models.rankers.save_ranker import make_network_inputs
+from training.models.rankers.train_ranker import compute_loss, compute_rank_scores, predict
+from training.models.student.distill import STUDENT, distil, measure_agreement
+from training.models.student.quantise import quantise, quantise_after_training, train_in_int8
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import torch
 
 from serving.contract.errors import ExportError
 from serving.stages.best_lists import LIST_FEATURES, list_features
-from training.models import reranker_graph
 from training.models.parity import run_network
-from training.models.reranker import ListNetwork, Lists, Reranker, RerankerSettings, measure_quality, train_reranker
-from training.models.reranker_graph import export_reranker
+from training.models.rankers import reranker_graph
+from training.models.rankers.reranker import ListNetwork, Lists, Reranker, RerankerSettings, measure_quality, train_reranker
+from training.models.rankers.reranker_graph import export_reranker
 
 VECTOR_WIDTH = 6
 

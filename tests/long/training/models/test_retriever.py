@@ -17,11 +17,10 @@ from training.dataset import load_dataset, split_log
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
 from training.evaluation.problem import Problem, make_problem
 from training.features.build import Examples, Features, build_features
-from training.models import retriever as module
-from training.models.graph import GraphSettings, fit_graph
-from training.models.item_item import ItemItemSettings
-from training.models.parity import Parity
-from training.models.retriever import (
+from training.models.candidates import retriever as module
+from training.models.candidates.graph import GraphSettings, fit_graph
+from training.models.candidates.item_item import ItemItemSettings
+from training.models.candidates.retriever import (
     Retriever,
     RetrieverData,
     RetrieverSettings,
@@ -31,9 +30,10 @@ from training.models.retriever import (
     fit_retriever,
     prepare_data,
 )
-from training.models.sequence import SequenceShape
-from training.models.train_sequence import SequenceSettings, cut_windows, train_sequence
-from training.models.train_two_tower import TowerSettings
+from training.models.candidates.sequence import SequenceShape
+from training.models.candidates.train_sequence import SequenceSettings, cut_windows, train_sequence
+from training.models.candidates.train_two_tower import TowerSettings
+from training.models.parity import Parity
 from training.retrieval.effort import widen_search
 from training.retrieval.index import WANTED_RECALL, Choice, Sizes, extract_inverted_file
 from training.retrieval.save import save_retriever

@@ -9,8 +9,8 @@ import torch
 from serving.contract.artifacts import open_network
 from serving.stages.features.sequence import NETWORK, SequenceSource
 from training.features.build import Examples
-from training.models.sequence import SequenceModel, SequenceShape, find_time_bucket
-from training.models.train_sequence import SequenceSettings, Taken, cut_windows, train_sequence
+from training.models.candidates.sequence import SequenceModel, SequenceShape, find_time_bucket
+from training.models.candidates.train_sequence import SequenceSettings, Taken, cut_windows, train_sequence
 from training.retrieval.save import save_sequence
 
 N_ITEMS, LENGTH, DAY_S = 12, 6, 86_400

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from training.models.strongest import select_strongest, split_rows
+from training.models.candidates.strongest import select_strongest, split_rows
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from tests.long.training.models.conftest import QUIET
-from training.models.dlrm import Shape
-from training.models.ranking import RankingSettings, explain_no_teachers
-from training.models.teacher_networks import AttentionNetwork, CrossNetwork
-from training.models.teachers import LEAST_GAIN, NETWORKS, TeacherModel, choose_teachers, train_teacher
-from training.models.train_ranker import (
+from training.models.rankers.dlrm import Shape
+from training.models.rankers.teacher_networks import AttentionNetwork, CrossNetwork
+from training.models.rankers.teachers import LEAST_GAIN, NETWORKS, TeacherModel, choose_teachers, train_teacher
+from training.models.rankers.train_ranker import (
     RankerSettings,
     compute_rank_scores,
     compute_shares,
@@ -21,6 +20,7 @@ from training.models.train_ranker import (
     predict,
     train_ranker,
 )
+from training.models.ranking import RankingSettings, explain_no_teachers
 
 SHAPE = Shape({"user": 5, "city": 4}, {"item": 9, "brand": 3, "colour": 3}, user_numbers=2, pair_numbers=3, width=4)
 B, C, H = 2, 6, 5

@@ -8,8 +8,14 @@ from serving.contract.tensors import OOV_ROW
 from serving.stages.features.encode import Ragged
 from serving.stages.search.search import compute_recency_weights
 from training.features.build import Examples
-from training.models.train_two_tower import TowerSettings, compute_sampled_loss, hold_out_users, make_batch, train_towers
-from training.models.two_tower import MOST_DENSE_ROWS, ItemInputs, TwoTower, forget_users
+from training.models.candidates.train_two_tower import (
+    TowerSettings,
+    compute_sampled_loss,
+    hold_out_users,
+    make_batch,
+    train_towers,
+)
+from training.models.candidates.two_tower import MOST_DENSE_ROWS, ItemInputs, TwoTower, forget_users
 
 N_ITEMS, HISTORY, WIDTH, N_CATEGORIES = 24, 6, 8, 6
 

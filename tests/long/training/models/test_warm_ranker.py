@@ -20,13 +20,13 @@ from training.dataset import Dataset, load_dataset
 from training.features.aggregates import DEFAULTS
 from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
-from training.models.distill import STUDENT, distil
-from training.models.dlrm import DLRM
+from training.models.rankers.dlrm import DLRM
+from training.models.rankers.ranking_data import Requests
+from training.models.rankers.train_ranker import Ranker, RankerSettings, train_ranker
+from training.models.rankers.warm_ranker import start_ranker, write_ranker
 from training.models.ranking import RankingSettings, make_requests_by_moment
-from training.models.ranking_data import Requests
-from training.models.train_ranker import Ranker, RankerSettings, train_ranker
+from training.models.student.distill import STUDENT, distil
 from training.models.validation import split_validation
-from training.models.warm_ranker import start_ranker, write_ranker
 
 DATA = "synthetic:users=100,items=60,events=2500,seed=5"
 SETTINGS = RankerSettings(epochs=3, warm_epochs=1, min_examples_per_row=5)

@@ -15,8 +15,8 @@ from serving.contract.errors import ArtifactError
 from serving.live.store import LEARNED
 from tests.long.training.models.test_sequence import LENGTH, N_ITEMS, SHAPE, cyclic_log
 from tests.present import present
-from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_sequence import SequenceSettings, Taken, Windows, cut_windows, train_sequence
+from training.models.candidates.sequence import SequenceModel, SequenceShape
+from training.models.candidates.train_sequence import SequenceSettings, Taken, Windows, cut_windows, train_sequence
 from training.models.warm_start import EARLIER, SERVED, read_learned, write_learned
 
 ITEM_IDS = np.arange(N_ITEMS) * 10

@@ -15,7 +15,10 @@ from serving.stages.rules.config import RulesConfig
 from training.dataset import load_dataset, split_log
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.item_statistics import StatisticsSettings
+from training.models.rankers.item_statistics import StatisticsSettings
+from training.models.rankers.ranking_data import Requests, compute_in_blocks, find_taken, fit_item_statistics
+from training.models.rankers.reranker import RerankerSettings
+from training.models.rankers.train_ranker import RankerSettings
 from training.models.ranking import (
     Ranking,
     RankingSettings,
@@ -26,9 +29,6 @@ from training.models.ranking import (
     save_ranking,
     take_sample,
 )
-from training.models.ranking_data import Requests, compute_in_blocks, find_taken, fit_item_statistics
-from training.models.reranker import RerankerSettings
-from training.models.train_ranker import RankerSettings
 
 C, K, M, HISTORY, GENERATION = 24, 5, 12, 8, 3
 SETTINGS = RankingSettings(

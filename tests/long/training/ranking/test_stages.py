@@ -13,11 +13,11 @@ from serving.stages.best_lists import LIST_FEATURES, list_features
 from serving.stages.rank import Rank, RankOutputs
 from tests.long.training.models.conftest import lesson_of
 from tests.long.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
-from training.models.compress import compress
-from training.models.distill import STUDENT
-from training.models.reranker import Lists, compute_corrections
-from training.models.save_ranker import join_item_vectors, save_ranker
-from training.models.train_ranker import compute_rank_scores
+from training.models.rankers.reranker import Lists, compute_corrections
+from training.models.rankers.save_ranker import join_item_vectors, save_ranker
+from training.models.rankers.train_ranker import compute_rank_scores
+from training.models.student.compress import compress
+from training.models.student.distill import STUDENT
 
 
 def rank_slowly(inputs, logits, retrieval_part, blend):

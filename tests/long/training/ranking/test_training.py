@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from export.prequential import choose_questions
+from export.continuous.prequential import choose_questions
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER
 from tests.long.training.models.conftest import lesson_of
@@ -18,10 +18,7 @@ from training.dataset import load_dataset
 from training.dataset.repeats import find_repeats
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.compress import compress
-from training.models.distill import STUDENT
-from training.models.ranking import hold_out, make_requests_by_moment
-from training.models.ranking_data import (
+from training.models.rankers.ranking_data import (
     fit_item_statistics,
     make_items_before,
     make_requests,
@@ -29,7 +26,10 @@ from training.models.ranking_data import (
     make_unlabelled_requests,
     make_visit_requests,
 )
-from training.models.train_ranker import compute_moments, compute_rank_scores, measure_likelihood, predict, train_ranker
+from training.models.rankers.train_ranker import compute_moments, compute_rank_scores, measure_likelihood, predict, train_ranker
+from training.models.ranking import hold_out, make_requests_by_moment
+from training.models.student.compress import compress
+from training.models.student.distill import STUDENT
 from training.models.validation import split_training_log
 from training.retrieval.choose import make_questions
 from training.retrieval.fit import RetrievalSettings

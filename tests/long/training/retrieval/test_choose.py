@@ -11,9 +11,9 @@ import pytest
 from tests.unit.small_shops import shop
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
-from training.models.graph import GraphSettings
-from training.models.sequence import SequenceShape
-from training.models.train_sequence import SequenceSettings
+from training.models.candidates.graph import GraphSettings
+from training.models.candidates.sequence import SequenceShape
+from training.models.candidates.train_sequence import SequenceSettings
 from training.models.validation import split_training_log
 from training.retrieval.choose import GRAPH_WEIGHTS, NOT_SERVED, Choice, NotTried, choose_sources, make_questions
 from training.retrieval.fit import RetrievalSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from server.ports import find_free_ports
+from server.start.ports import find_free_ports
 from tests.waiting import until
 from triton_recommender import Recommender, RedisCache
 from triton_recommender.cli import app

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from export.nvidia.precision.calibration import halve_lists
-from training.models.dlrm import Network, Shape
-from training.models.dlrm_graph import export_dlrm
-from training.models.reranker import ListNetwork
-from training.models.reranker_graph import export_reranker
+from training.models.rankers.dlrm import Network, Shape
+from training.models.rankers.dlrm_graph import export_dlrm
+from training.models.rankers.reranker import ListNetwork
+from training.models.rankers.reranker_graph import export_reranker
 
 REQUESTS, CANDIDATES = 4, 10
 SHAPE = Shape({"user": 9, "country": 5}, {"item": 9}, user_numbers=3, pair_numbers=4, width=8, bottom=(16,), top=(32, 16))

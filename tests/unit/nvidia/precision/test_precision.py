@@ -24,7 +24,7 @@ from serving.contract.errors import ConfigError
 from serving.contract.tensors import Axes
 from serving.pipeline import Pipeline
 from tests.unit.nvidia.precision.conftest import CANDIDATES, batch_for_lists
-from training.models.reranker import MASKED
+from training.models.rankers.reranker import MASKED
 
 NETWORKS = pytest.mark.parametrize("name", ["ranker", "reranker"])
 

@@ -16,7 +16,7 @@ from training.evaluation.baselines import (
     fit_popularity,
     search,
 )
-from training.models.ease import solve_ease
+from training.models.candidates.ease import solve_ease
 
 
 def random_log(n_users=40, n_items=25, seed=0) -> sp.csr_matrix:

@@ -1,0 +1,1 @@
+"""Processes that run beside a server: gateway, guard, helpers of the live store, updaters of tables."""

@@ -1,0 +1,1 @@
+"""What a start needs: the environment, free ports, memory, TLS, and one start at a time."""

@@ -1,0 +1,1 @@
+"""Finding out how a server is: ready, healthy, drifted, and why it ended."""

@@ -1,0 +1,160 @@
+"""Examine a server: why it ended, or whether it answers a real request."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from repository.applied_rules import find_rules_folder
+from server.processes import count_lost_stubs, find_server_members, is_running
+from server.state import ServerState
+from server.status.clock import describe_wrong_clock
+from server.status.health import describe_unready, open_local_client, read_model_states
+from server.status.log import explain_end
+from serving.contract.errors import ArtifactError, ServerError
+from serving.contract.tensors import ENSEMBLE, OBSERVE, PROBE_USER_ID, USER_ID
+from serving.live.store import DATA_FILE
+
+QUESTION_TIMEOUT_S = 3.0
+NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "fuse.glusterfs", "fuse.sshfs")
+LEAST_FREE_BYTES = 256 << 20  # on the disk of the live store
+MAPPED_STORE = re.compile(rf" (/.*/{re.escape(DATA_FILE)}(?: \(deleted\))?)$", re.MULTILINE)  # in what a process has mapped
+
+
+@dataclass(frozen=True)
+class Condition:
+    """State of a server. fault: why it does not answer, "" when it does; facts: generation and models, "" when unknown"""
+
+    fault: str = ""
+    facts: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.fault or "ready", self.facts) if part)
+
+
+def examine(grpc_url: str, state: ServerState | None) -> Condition:
+    """Examine a server. state: that of a server started here, None for another server"""
+    if state is not None and state.fault:
+        return Condition(f"{state.fault}, so its supervisor took it out of service")
+    if state is not None and not is_running(state.pid, state.tag):
+        return Condition(explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
+    try:
+        states = read_model_states(grpc_url)
+    except ServerError:  # not started here: only its answer shows whether it is ready
+        states = {}
+    if states is None:
+        starts = "its process runs, but nothing answers there: it is starting, or it hangs"
+        return Condition(starts if state is not None else describe_unready(None))
+    warnings = _list_warnings(state) if state else ()
+    facts = ", ".join(filter(None, (_describe_models(states), *warnings)))
+    if state is not None and (lost := count_lost_stubs(state.pid)):
+        return Condition(
+            f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
+        )
+    if states and (unready := describe_unready(states)):
+        return Condition(unready, facts)
+    started_s = time.monotonic()
+    try:
+        ask(grpc_url)
+    except ServerError as error:
+        return Condition(str(error), facts)
+    latency = f"{ENSEMBLE} answered in {1000 * (time.monotonic() - started_s):.0f} ms"
+    return Condition("", ", ".join(part for part in (latency, facts) if part))
+
+
+def _list_warnings(state: ServerState) -> tuple[str, ...]:
+    return describe_removed_store(state), describe_full_disk(state.repo), *list_start_warnings(state.repo)
+
+
+def list_start_warnings(repo: Path) -> list[str]:
+    """Return what a server on a repository will suffer from, as messages."""
+    return list(filter(None, (describe_network_disk(repo), describe_wrong_clock(repo))))
+
+
+def describe_network_disk(repo: Path) -> str:
+    """Return a message if a repository's live store is on a network file system; "" otherwise, and where it has none."""
+    try:
+        folder = find_rules_folder(repo).parent
+    except (ArtifactError, OSError):
+        return ""
+    if not (repo / OBSERVE).is_dir():  # it takes no events
+        return ""
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
+    if kind not in NETWORK_FILE_SYSTEMS:
+        return ""
+    return (
+        f"the live store {folder} is on a network file system ({kind}), where two machines that use it damage it: export with "
+        "[live] folder on a disk of this machine"
+    )
+
+
+def describe_removed_store(state: ServerState) -> str:
+    """Return a message if a server has a live store open that was removed or moved since; "" otherwise."""
+    try:
+        place = str(find_rules_folder(state.repo).parent.resolve() / DATA_FILE)
+    except (ArtifactError, OSError):
+        return ""
+    for process in find_server_members(state.tag):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for path in MAPPED_STORE.findall(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")):
+                if path.endswith("(deleted)"):
+                    return (
+                        "its live store was removed, so events are refused (docs/operating.md: put a backup back, if there is "
+                        "one, and restart the server)"
+                    )
+                if path != place:
+                    return f"its live store was moved to {path}, so events are refused (move it back, and restart the server)"
+    return ""
+
+
+def describe_full_disk(repo: Path) -> str:
+    """Return a message if the disk of a repository's live store is nearly full; "" otherwise, and where no store is found."""
+    try:
+        folder = find_rules_folder(repo).parent
+        free_bytes = shutil.disk_usage(folder).free
+    except (ArtifactError, OSError):  # OSError: there is none yet, or this user may not see it
+        return ""
+    if free_bytes > LEAST_FREE_BYTES:
+        return ""
+    return f"only {free_bytes >> 20} MiB are free on the disk of the live store {folder}, which refuses events once it is full"
+
+
+def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
+    """Send one real request, whose user is nobody's. Raises ServerError unless it is answered in time."""
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        with open_local_client(grpc_url) as client:
+            config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
+            inputs = [_make_input(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
+            client.infer(ENSEMBLE, inputs, client_timeout=max(deadline_s - time.monotonic(), 0.001))
+    except InferenceServerException as error:
+        message = (error.message() or "").partition("\n")[0]
+        raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {message}") from error
+
+
+def _make_input(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
+    name = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    dtype = "BYTES" if name == "STRING" else name
+    shape = [1] * batched + [max(size, 1) for size in tensor.dims]
+    fill = PROBE_USER_ID if tensor.name == USER_ID.name else 0
+    array = np.full(shape, b"", object) if dtype == "BYTES" else np.full(shape, fill, triton_to_np_dtype(dtype))
+    return grpcclient.InferInput(tensor.name, shape, dtype).set_data_from_numpy(array)
+
+
+def _describe_models(states: dict[tuple[str, int], tuple[str, str]]) -> str:
+    """Return the served generation and the ready models, as a message."""
+    ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
+    generations = [version for (name, version), (state, _) in states.items() if name == ENSEMBLE and state == "READY"]
+    models = [f"{name} {'ready' if name in ready else 'NOT READY'}" for name in dict.fromkeys(name for name, _ in states)]
+    return ", ".join([f"generation {version}" for version in generations] + models)

@@ -1,0 +1,1 @@
+"""Users that many machines share: records in a Redis cluster, in Feast's layout."""

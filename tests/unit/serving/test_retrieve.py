@@ -1,0 +1,289 @@
+"""The retrieve stage on a small hand-made folder: its answers against a slow twin, its filters, its fallback, its refusals."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from serving.contract.artifacts import StageInfo
+from serving.contract.errors import ArtifactError, RequestError
+from serving.contract.tensors import PAD_ID, Axes, Degraded, Sources, make_stage_specs, new_lineage
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_store import SeenItems
+from serving.stages.retrieve import Retrieve
+from serving.stages.search.search import Neighbours, Search, compute_recency_weights
+from training.models.candidates.two_tower import UserTower
+from training.models.parity import export_network
+from training.retrieval.save import DYNAMIC
+
+N_ITEMS, TASTE, N_USER_ROWS, EMBEDDING = 60, 7, 5, 3
+AXES = Axes(candidates=10, history=4, exclusions=3, items_returned=5, user_categorical=2, user_continuous=2)
+ITEM_IDS = np.arange(N_ITEMS) * 10 + 100
+USERS = np.array([7, 8, 9])
+SEEN = {7: [100, 110, 120], 8: [], 9: ITEM_IDS[:55].tolist()}
+UNAVAILABLE = [3, 30]
+GENERATION = 4
+
+
+def write_folder(folder, filter_seen=True):
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+
+    def small(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    network = UserTower(TASTE, 2 * EMBEDDING, AXES.user_continuous)
+    (*_, last) = network.mlp.children()
+    torch.nn.init.normal_(last.get_parameter("weight"))
+    inputs = {
+        "history_vectors": small(2, AXES.history, TASTE),
+        "history_weights": np.abs(small(2, AXES.history)),
+        "user_embeddings": small(2, 2 * EMBEDDING),
+        "user_continuous": small(2, AXES.user_continuous),
+    }
+    export_network(network, inputs, "user_vectors", folder / "user_tower.onnx", DYNAMIC)
+    (folder / "tables").mkdir()
+    history_table = small(N_ITEMS + 1, TASTE)
+    history_table[-1] = 0
+    np.save(folder / "tables" / "history.npy", history_table)
+    for slot in range(2):
+        np.save(folder / "tables" / f"user_{slot}.npy", small(N_USER_ROWS, EMBEDDING))
+    np.save(folder / "item_ids.npy", ITEM_IDS)
+    np.save(folder / "item_vectors.npy", small(N_ITEMS, TASTE + 1))
+    available = np.ones(N_ITEMS, bool)
+    available[UNAVAILABLE] = False
+    np.save(folder / "available.npy", available)
+    positions = rng.integers(0, N_ITEMS, (N_ITEMS + 1, 4)).astype(np.int32)
+    weights = np.abs(small(N_ITEMS + 1, 4))
+    positions[-1], weights[-1] = N_ITEMS, 0
+    Neighbours(positions, weights).save(folder)
+    offsets = np.cumsum([0, *(len(SEEN[user]) for user in USERS)])
+    SeenItems(USERS, offsets, np.array([item for user in USERS for item in SEEN[user]])).save(folder)
+    settings = {"user_tables": ["user_0", "user_1"], "filter_seen": filter_seen, "index": "exact"}
+    StageInfo("retrieve", GENERATION, AXES, (), settings).write(folder)
+    return network, history_table
+
+
+def requests(users=(7, 8, 9, 1234), exclude=None):
+    rng = np.random.default_rng(1)
+    batch = len(users)
+    history = rng.choice(ITEM_IDS, (batch, AXES.history))
+    history[-1] = PAD_ID  # the last one is new
+    return {
+        "user_id": np.array(users)[:, None],
+        "user_categorical": rng.integers(0, N_USER_ROWS, (batch, 2)),
+        "user_continuous": rng.normal(size=(batch, 2)).astype(np.float32),
+        "history_ids": history,
+        "history_age_days": np.zeros(history.shape, np.float32),
+        "exclude": np.full((batch, AXES.exclusions), PAD_ID) if exclude is None else exclude,
+        "lineage": new_lineage(batch, GENERATION, Degraded.PREPROCESS),
+    }
+
+
+def retrieve_slowly(folder, network, inputs, filter_seen=True):
+    """One request at a time, with the trained torch network and a plain loop over the catalogue."""
+    index = ItemIndex(ITEM_IDS)
+    vectors, available = np.load(folder / "item_vectors.npy"), np.load(folder / "available.npy")
+    neighbours, history_table = Neighbours.load(folder), np.load(folder / "tables" / "history.npy")
+    tables = [np.load(folder / "tables" / f"user_{slot}.npy") for slot in range(2)]
+    answers = []
+    for row, user in enumerate(inputs["user_id"][:, 0].tolist()):
+        history = index.find_positions(inputs["history_ids"][row])
+        weights = compute_recency_weights(history[None], N_ITEMS)
+        embeddings = np.concatenate([table[inputs["user_categorical"][row, s]] for s, table in enumerate(tables)])
+        feeds = (history_table[history][None], weights, embeddings[None], inputs["user_continuous"][row][None])
+        with torch.no_grad():
+            vector = network(*(torch.from_numpy(value) for value in feeds)).numpy()[0]
+        scores = (vectors @ vector).tolist()
+        for h, item in enumerate(history.tolist()):
+            for other, weight in zip(neighbours.positions[item], neighbours.weights[item], strict=True):
+                if other < N_ITEMS:
+                    scores[other] += float(weights[0, h] * weight)
+        never = set(inputs["exclude"][row].tolist())
+        if filter_seen:
+            never |= set(SEEN.get(user, [])) | set(inputs["history_ids"][row].tolist())
+        left = [i for i in range(N_ITEMS) if available[i] and ITEM_IDS[i] not in never]
+        best = sorted(left, key=lambda i: -scores[i])[: AXES.candidates]
+        answers.append([int(ITEM_IDS[i]) for i in best] + [PAD_ID] * (AXES.candidates - len(best)))
+    return np.array(answers)
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
+    network, _ = write_folder(tmp_path, filter_seen=filter_seen)
+    exclude = np.array([[200, 210, PAD_ID], [PAD_ID, 5, -7], [650, PAD_ID, PAD_ID], [690, 690, 680]])
+    inputs = requests(exclude=exclude)
+    stage = Retrieve.load(tmp_path)
+    got = stage(inputs)
+    np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs, filter_seen))
+    short = (got["candidate_ids"] != PAD_ID).sum(axis=1, keepdims=True) < AXES.items_returned
+    np.testing.assert_array_equal(got["lineage"][:, 1:], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
+    assert stage.find_faults(inputs) == {}
+    for tensor in make_stage_specs(AXES)["retrieve"].output_fields:
+        assert got[tensor.name].shape == (4, *tensor.dims)
+        assert got[tensor.name].dtype == tensor.numpy_dtype
+    falling = np.diff(np.maximum(got["retrieval_scores"], -1e9), axis=1) <= 0
+    assert falling.all()
+
+
+def test_one_request_is_answered_as_in_a_batch(tmp_path):
+    write_folder(tmp_path)
+    stage, inputs = Retrieve.load(tmp_path), requests()
+    together = stage(inputs)
+    for row in range(4):
+        alone = stage({name: values[row : row + 1] for name, values in inputs.items()})
+        np.testing.assert_array_equal(alone["candidate_ids"][0], together["candidate_ids"][row])
+        np.testing.assert_allclose(alone["retrieval_scores"][0], together["retrieval_scores"][row], atol=1e-5)
+
+
+def test_a_user_who_has_nearly_everything_gets_what_is_left(tmp_path):
+    write_folder(tmp_path)
+    inputs = requests(users=(9,))
+    inputs["history_ids"][:] = PAD_ID
+    assert set(Retrieve.load(tmp_path)(inputs)["candidate_ids"][0].tolist()) == {*ITEM_IDS[55:].tolist(), PAD_ID}
+
+
+def test_a_broken_user_vector_falls_back_to_the_items_own_appeal(tmp_path):
+    write_folder(tmp_path)
+    inputs = requests(users=(8, 8))
+    inputs["history_ids"][:] = PAD_ID
+    inputs["user_continuous"][0] = np.nan
+    got = Retrieve.load(tmp_path)(inputs)
+    assert got["lineage"][:, 1].tolist() == [Degraded.PREPROCESS | Degraded.RETRIEVE, Degraded.PREPROCESS]
+    appeal = np.load(tmp_path / "item_vectors.npy")[:, -1]
+    appeal[UNAVAILABLE] = -np.inf
+    np.testing.assert_array_equal(got["candidate_ids"][0], ITEM_IDS[np.argsort(-appeal)[: AXES.candidates]])
+
+
+def test_items_that_only_their_popularity_proposes_say_so_and_a_taste_counts_without_popularity(tmp_path):
+    write_folder(tmp_path)
+    vectors = np.load(tmp_path / "item_vectors.npy")
+    vectors[:, -1] -= 20.0  # a logarithm of a share of sales, which outweighs every taste
+    np.save(tmp_path / "item_vectors.npy", vectors)
+    inputs = requests(users=(8, 8))
+    inputs["history_ids"][:] = PAD_ID
+    inputs["user_continuous"][0] = np.nan  # falls back to an unknown user's vector
+    got = Retrieve.load(tmp_path)(inputs)
+    assert (got["candidate_sources"][0] == Sources.POPULAR).all()
+    assert np.mean((got["candidate_sources"][1] & Sources.TWO_TOWER) > 0) > 0.5
+
+
+def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
+    write_folder(tmp_path)
+    retrieve = Retrieve.load(tmp_path)
+    whole = retrieve.search
+    short = Search(whole.item_vectors, whole.neighbours, available=np.arange(N_ITEMS) < 3)
+    got = replace(retrieve, outputs=replace(retrieve.outputs, search=short))(requests())
+    assert ((got["candidate_ids"] != PAD_ID).sum(axis=1) < AXES.items_returned).all()
+    assert (got["lineage"][:, 1] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
+
+
+def test_another_generation_is_a_fault_of_that_row(tmp_path):
+    write_folder(tmp_path)
+    inputs = requests()
+    inputs["lineage"][2, 0] = 3
+    assert Retrieve.load(tmp_path).find_faults(inputs) == {
+        2: "generation is 3, this stage serves 4; send requests through the ensemble"
+    }
+
+
+@pytest.mark.parametrize("row", [-1, N_USER_ROWS, 2**62])
+def test_a_row_that_no_table_has_is_the_callers_fault(tmp_path, row):
+    write_folder(tmp_path)
+    inputs = requests()
+    inputs["user_categorical"][2, 1] = row
+    said = f"row {row} of the embedding table 'user_1', which has the rows 0 to {N_USER_ROWS - 1}.*`recommend`"
+    with pytest.raises(RequestError, match=said):
+        Retrieve.load(tmp_path)(inputs)
+
+
+def lose_setting(folder):
+    raw = json.loads((folder / "stage.json").read_text())
+    del raw["settings"]["index"]
+    (folder / "stage.json").write_text(json.dumps(raw))
+
+
+def too_few_tables(folder):
+    raw = json.loads((folder / "stage.json").read_text())
+    raw["settings"]["user_tables"] = ["user_0"]
+    (folder / "stage.json").write_text(json.dumps(raw))
+
+
+def wants_index(folder):
+    raw = json.loads((folder / "stage.json").read_text())
+    raw["settings"]["index"] = "lists"
+    (folder / "stage.json").write_text(json.dumps(raw))
+
+
+def wrong_index(folder):
+    import faiss
+
+    wants_index(folder)
+    index = faiss.IndexFlatIP(TASTE)
+    faiss.write_index(index, str(folder / "items.faiss"))
+
+
+def broken_index(folder):
+    wants_index(folder)
+    (folder / "items.faiss").write_bytes(b"not an index")
+
+
+def index_beyond(folder, kind):
+    import faiss
+
+    wants_index(folder)
+    n_available, width = N_ITEMS - len(UNAVAILABLE), TASTE + 2
+    flat = faiss.IndexFlatL2(width)
+    index = faiss.IndexIDMap(flat) if kind == "flat" else faiss.IndexIVFFlat(flat, width, 4)
+    vectors = np.random.default_rng(0).normal(size=(n_available, width)).astype(np.float32)
+    index.train(vectors)
+    index.add_with_ids(vectors, np.arange(n_available) + 10**9)
+    faiss.write_index(index, str(folder / "items.faiss"))
+
+
+def changed(name, change):
+    """-> what damages the array `name` of a folder."""
+    return lambda folder: np.save(folder / f"{name}.npy", change(np.load(folder / f"{name}.npy")))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lose_setting, "has other settings than retrieve expects"),
+        (too_few_tables, "names 1 user tables; expected 2"),
+        (lambda folder: (folder / "tables" / "user_1.npy").unlink(), r"lacks the tables \['user_1'\]"),
+        (lambda folder: np.save(folder / "item_ids.npy", ITEM_IDS[:-1]), "holds 59 items, but found"),
+        (lambda folder: (folder / "item_vectors.npy").unlink(), "cannot be opened as an array"),
+        (lambda folder: (folder / "user_tower.onnx").write_bytes(b""), "cannot be loaded by ONNX Runtime"),
+        (wants_index, "items.faiss cannot be read by Faiss"),
+        (broken_index, "items.faiss cannot be read by Faiss"),
+        (lambda folder: np.save(folder / "tables" / "history.npy", np.zeros((60, TASTE), "f4")), "has 60 rows in history.npy"),
+        (wrong_index, "holds 0 vectors of width 7; expected 58 of width 9"),
+        (lambda folder: index_beyond(folder, "flat"), "holds values from 1000000000 to .*; expected 0 to 59"),
+        (lambda folder: index_beyond(folder, "lists"), "holds values from 1000000.* to .*; expected 0 to 59"),
+        (changed("available", lambda array: array[:10]), r"holds bool \[10\]; expected bool \[60\]"),
+        (changed("item_vectors", lambda array: array.astype(np.float64)), r"holds float64 \[60, 8\]; expected float32"),
+        (changed("item_vectors", np.asfortranarray), "holds float32 .*, not in C order"),
+        (changed("seen.item_ids", lambda array: array.astype(np.float64)), r"item_ids\.npy holds float64 .*; expected int64"),
+        (
+            changed("seen.user_ids", lambda array: array[::-1]),
+            r"user_ids\.npy is not ascending; expected ids in ascending order",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path, damage, said):
+    write_folder(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ArtifactError, match=said):
+        Retrieve.load(tmp_path)
+
+
+@pytest.mark.parametrize("width", [TASTE, TASTE + 2])
+def test_user_vectors_of_another_width_are_refused(tmp_path, width):
+    write_folder(tmp_path)
+    stage, inputs = Retrieve.load(tmp_path), requests()
+    history = stage.items.find_positions(inputs["history_ids"])
+    with pytest.raises(ArtifactError, match=f"user vectors are {width} wide; expected {TASTE + 1}"):
+        stage.outputs.find_candidates(inputs, history, np.ones((len(history), width), np.float32))

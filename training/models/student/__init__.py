@@ -1,0 +1,1 @@
+"""Making the ranker smaller: distillation, pruning, int8."""
