@@ -113,7 +113,7 @@ Qualities = dict[str, list[Quality]]  # by what answered
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run measured so far, in a JSON file of values by part, so that a run of hours can be resumed.
+    """Values that a run has measured so far, by part, in a JSON file, so that a run of hours can be resumed.
 
     The file holds no trace of the code that measured: resume only what the same code began.
     """

@@ -1,1 +1,1 @@
-"""What a start needs: the environment, free ports, memory, TLS, and one start at a time."""
+"""Preparing a start: the environment, free ports, memory, TLS, and one start at a time."""
