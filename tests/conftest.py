@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -150,6 +151,16 @@ def judged(result: LaneResult, exitstatus: int) -> tuple[LaneResult, int]:
 def pytest_terminal_summary(terminalreporter) -> None:
     for result in terminalreporter.config.stash.get(_RESULTS, []):
         terminalreporter.write_line(str(result), bold=True)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logging() -> Iterator[None]:
+    """Undo what a test does to the root logger: a command that logs to the test's own standard output changes it."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture
