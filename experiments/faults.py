@@ -80,6 +80,7 @@ class Fault:
         `lasts_s`
     fails_readiness: whether `/readyz` must fail; None if both are right
     delays_messages: whether messages of Kafka wait until it is over
+    refuses_events: whether it is mended only after an event was refused: LMDB first uses up the free pages of its file
     is_shown: whether the metrics pages must show it; not if callers notice nothing, and nobody must mend it
     """
 
@@ -88,6 +89,7 @@ class Fault:
     lasts_s: float = 0.0
     fails_readiness: bool | None = True
     delays_messages: bool = False
+    refuses_events: bool = False
     is_shown: bool = True
 
 
@@ -284,7 +286,9 @@ FAULTS: dict[str, Fault] = {
     "broker killed": Fault(lambda site: keep_down(site.broker), delays_messages=True, **BROKER_STAYS),
     "broker paused": Fault(lambda site: keep_paused(site.broker.pid), delays_messages=True, **BROKER_STAYS),
     "consumer of the broker killed": Fault(kill_consumer, delays_messages=True, is_shown=False, **STAYS),
-    "disk of the live store full": Fault(lambda site: fill_disk(site.served.state.tag, site.live_folder), **STAYS),
+    "disk of the live store full": Fault(
+        lambda site: fill_disk(site.served.state.tag, site.live_folder), refuses_events=True, **STAYS
+    ),
     "artifact overwritten": Fault(partial(damage, MAPPED, overwrite)),
     "artifact cut short": Fault(partial(damage, MAPPED, truncate)),
     "artifact missing": Fault(partial(damage, MAPPED, Path.unlink)),

@@ -70,6 +70,8 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
             values[REVIVED] = time.monotonic() - begun_s
             load.wait_until_full(LIMIT_S)
         else:
+            if fault.refuses_events:
+                wait(partial(is_event_refused, load, begun_s), "no event was refused")
             time.sleep(fault.lasts_s)
     mended_s = begun_s if fault.revived else time.monotonic()
     if messages:
@@ -141,6 +143,10 @@ def read_pids(site: Site) -> dict[str, int | None]:
 
 def is_revived(site: Site, name: str, before: dict[str, int | None]) -> bool:
     return read_pids(site)[name] not in (before[name], None)
+
+
+def is_event_refused(load: Load, begun_s: float) -> bool:
+    return any(seen.outcome != ACCEPTED for seen in select(load.events, begun_s, time.monotonic()))
 
 
 def list_event_ids(site: Site) -> set[str]:
