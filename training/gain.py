@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 STANDARD_ERRORS = 1.96  # of the mean difference; a smaller gain may be chance
+LEAST_USERS = 30  # below, the spread between users is not known: that of two users with equal gains would be 0
 
 
 def is_gain(
     qualities: Sequence[np.ndarray], before: Sequence[np.ndarray], user_ids: Sequence[np.ndarray], least_gain: float
 ) -> bool:
-    """Return whether the quality rises by the factor `least_gain` at least, and by more than chance.
+    """Return whether the quality rises by the factor `least_gain` at least, and by more than chance, over LEAST_USERS or more.
 
     qualities, before: for each kind of questions, the quality of the answers to them, float64 [N]; kinds count alike
     user_ids: for each kind, whose questions they are, int64 [N]; those of one user depend on each other
@@ -23,7 +24,7 @@ def is_gain(
     residuals = [(values - values.mean()) / len(values) / len(differences) for values in differences]
     users = np.unique(np.concatenate(user_ids), return_inverse=True)[1]
     sums = np.bincount(users, np.concatenate(residuals))  # by user
-    if len(sums) < 2:
+    if len(sums) < LEAST_USERS:
         return False
     error = np.sqrt(np.square(sums).sum() * len(sums) / (len(sums) - 1))
     return bool(average(differences) > STANDARD_ERRORS * error)
