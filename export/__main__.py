@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import signal
 import sys
 import time
@@ -21,9 +19,6 @@ from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.live.store import find_live_folder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads of torch slow a shared machine down
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REMEDY = "Nothing was published. Free some room, or choose another REPO."
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
@@ -222,17 +217,5 @@ def settings_doc() -> None:
     console.print(f"wrote {DOCUMENT}")
 
 
-def main() -> None:
-    try:
-        run_program(app)
-    except shutil.Error as error:  # by copytree; its argument is a list of (source, target, reason), one per file
-        _, target, reason = error.args[0][0]
-        sys.exit(f"error: {target} cannot be written: {reason}. {REMEDY}")
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        sys.exit(f"error: {error.filename or 'A file'} cannot be written: {error.strerror}. {REMEDY}")
-
-
 if __name__ == "__main__":
-    main()
+    run_program(app)

@@ -15,9 +15,12 @@ number and removes them. `python -m server activate` moves a running server to t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
+import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +68,8 @@ log = logging.getLogger(__name__)
 
 PIPELINE = "serving.pipeline"
 STAGING = ".staging"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WRITTEN_IN_PART = re.compile(r"\d+ requested and \d+ written")  # NumPy's words for a full disk, without an errno
 
 FindHeld = Callable[[Path], set[int] | None]
 
@@ -115,7 +120,11 @@ class Staging:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._clear()
+        try:
+            if isinstance(error, OSError):
+                refuse_full_disk(error, self.root)
+        finally:
+            self._clear()
 
     def _prepare(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
@@ -250,6 +259,22 @@ class Staging:
         if self.layout == "ensemble":
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, pinned, serving[ENSEMBLE]))
         write_pins(self.repository, pinned)
+
+
+def refuse_full_disk(error: OSError, staging: Path) -> None:
+    """Raise ExportError in place of an error for want of space, which often names no file. staging: not yet cleared"""
+    reason = str(error)
+    if isinstance(error, shutil.Error):  # by copytree; its argument is a list of (source, target, reason), one per file
+        reason = error.args[0][0][2]
+    elif error.errno not in FULL and not WRITTEN_IN_PART.fullmatch(reason):
+        return
+    own, temporary = staging.parent, Path(tempfile.gettempdir())
+    own_mib, temporary_mib = (f"{shutil.disk_usage(folder).free >> 20:,} MiB" for folder in (own, temporary))
+    raise ExportError(
+        f"The new generation cannot be written: {reason}. Its files are written into {own}, where {own_mib} are free, and "
+        f"temporary ones into {temporary}, where {temporary_mib} are free without them; expected room for both. Servers keep "
+        "the generation that they serve. Free space, or choose another REPO or TMPDIR, and run the command again."
+    ) from error
 
 
 def derive_live_specs(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from export.__main__ import app, main
+from export.__main__ import app
 from export.relayout import relayout
 from repository.registry import LATE, read_acts, read_manifest
 from repository.rounds import EndedRound, read_round, read_running
 from serving.contract.artifacts import MANIFEST_FILE, write_manifest
-from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.errors import ArtifactError, ConfigError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from tests.present import present
@@ -136,7 +136,7 @@ def test_follow_of_a_repository_that_is_not_there_says_so_once(repo, monkeypatch
     monkeypatch.setattr(sys, "argv", words)
     said = r"error: .*/nowhere/recommend/config\.pbtxt cannot be read: .* Create a repository with `make export REPO=.*`\."
     with pytest.raises(SystemExit, match=f"^{said}$"):  # Python prints it, and ends with 1
-        main()
+        run_program(app)
     assert capfd.readouterr() == ("", "")
 
 

@@ -23,12 +23,14 @@ def small_disk(tmp_path) -> Path:
 
 
 def test_an_export_to_a_full_disk_is_one_clear_message_and_changes_nothing(small_disk):
-    limited = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({ROOM}, {ROOM})); from export.__main__ import main; main()"
+    limit = f"import resource as r, runpy; r.setrlimit(r.RLIMIT_FSIZE, ({ROOM}, {ROOM}))"
+    limited = f"{limit}; runpy.run_module('export', run_name='__main__')"
     command = [sys.executable, "-c", limited, "relayout", "--layout", "ensemble", str(small_repository()), str(small_disk)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ") and "cannot be written" in line]
-    assert "Nothing was published. Free some room" in done.stderr
+    assert done.stderr.startswith("error: The new generation cannot be written: [Errno 27] File too large")
+    assert f"files are written into {small_disk.parent}, where" in done.stderr
+    assert "Servers keep the generation that they serve. Free space" in done.stderr
     assert "Traceback" not in done.stderr
     assert read_pinned_generation(small_disk) == 1
     assert [path.name for path in small_disk.glob("rank/[0-9]*")] == ["1"]
