@@ -140,8 +140,7 @@ def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]
 def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm], dict[str, Arm], Split]:
     """Return the sums of champion and challenger by metric, and their users, with the share NaN if no challenger answered.
 
-    Of each answer, only its arm, its user and its rewards stay in memory. Erased users are not among the users of the split,
-    because it is unknown which answers belong to the same user.
+    Of each answer, only its arm, its user and its rewards stay in memory.
     """
     share, arms, user_ids = float("nan"), [], []
     rewards: dict[str, list[np.ndarray]] = {metric: [] for metric in METRICS}
@@ -159,7 +158,8 @@ def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm]
         {metric: Arm.of(values[own == arm], users[own == arm]) for metric, values in joined.items()} for arm in (0, 1)
     )
     champions, challengers = (len(np.unique(users[(own == arm) & is_known])) for arm in (0, 1))
-    return champion, challenger, Split(champions, challengers, share)
+    erased = (np.count_nonzero((own == 0) & ~is_known), np.count_nonzero((own == 1) & ~is_known))
+    return champion, challenger, Split(champions, challengers, share, erased)
 
 
 @app.command()

@@ -20,21 +20,34 @@ ROUNDING = 1e-9  # between a share and 1 - (1 - share)
 
 @dataclass(frozen=True)
 class Split:
-    """The number of users who met each arm while the challenger's share was `share`."""
+    """The number of users who met each arm while the challenger's share was `share`.
+
+    erased: answers of erased users, the champion's and the challenger's; the log does not say how many users had them
+    """
 
     champions: int
     challengers: int
     share: float
+    erased: tuple[int, int] = (0, 0)
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the share does not explain the users: by chance in 0.1 % of the experiments, however often one looks."""
-        return has_wrong_split((self.champions, self.challengers), (1 - self.share, self.share))
+        """Whether the share does not explain the users: by chance in 0.1 % of the experiments, however often one looks.
+
+        Where users lack, as many erased ones count as the share expects, at most one for each answer.
+        """
+        counts, shares = [float(self.champions), float(self.challengers)], (1 - self.share, self.share)
+        for arm, other in ((0, 1), (1, 0)):
+            if shares[other]:
+                lacking = counts[other] * shares[arm] / shares[other] - counts[arm]
+                counts[arm] += min(max(lacking, 0.0), self.erased[arm])
+        return has_wrong_split((counts[0], counts[1]), shares)
 
     @property
     def text(self) -> str:
         """The split in words, with what to look for where it is wrong."""
-        users = f"{self.champions:,} users met the champion and {self.challengers:,} the challenger, which a share of"
+        erased = f", beside {sum(self.erased):,} answers of erased users" if any(self.erased) else ""
+        users = f"{self.champions:,} users met the champion and {self.challengers:,} the challenger{erased}, which a share of"
         if not self.is_wrong:
             return f"{users} {self.share:g} explains"
         return (
@@ -46,8 +59,8 @@ class Split:
 def measure_split(exposures: pa.Table, share: float | None = None) -> Split | None:
     """Return the split of an A/B test's users; None of another experiment, or where no answer was logged with its share.
 
-    Users who came under another share are left out, and so are erased ones, because it is unknown which answers belong to the
-    same user. exposures: the experiment's; share: of the challenger, None for that of the latest answer
+    Users who came under another share are left out.
+    exposures: the experiment's; share: of the challenger, None for that of the latest answer
     """
     if pc.any(pc.equal(exposures["arm"], INTERLEAVED_ARM)).as_py():
         return None
@@ -57,11 +70,9 @@ def measure_split(exposures: pa.Table, share: float | None = None) -> Split | No
         if share is None or share <= ROUNDING:  # of a shadow's champion
             return None
     exposures = take_share(exposures, share)
-    champions, challengers = (
-        pc.count_distinct(exposures["user_id"].filter(pc.equal(exposures["arm"], arm))).as_py()  # without null
-        for arm in (CHAMPION_ARM, CHALLENGER_ARM)
-    )
-    return Split(champions, challengers, share) if champions + challengers else None
+    own = [exposures["user_id"].filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
+    champions, challengers = (pc.count_distinct(user_ids).as_py() for user_ids in own)  # without null
+    return Split(champions, challengers, share, (own[0].null_count, own[1].null_count)) if champions + challengers else None
 
 
 def take_latest_share(exposures: pa.Table) -> pa.Table:

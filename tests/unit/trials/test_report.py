@@ -192,6 +192,24 @@ def test_the_answers_of_erased_users_are_no_users_of_the_split(repo):
     assert json.loads(told)["wrong_split"] is False
 
 
+@pytest.mark.parametrize(("erased", "wrong"), [(0, True), (20, True), (300, False)])
+def test_users_of_one_arm_who_were_all_erased_leave_the_split_right(repo, erased, wrong):
+    """As many answers as are logged of erased users may each be of another user, and no more than that."""
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    for arm, users in (("champion", 1_000), ("challenger", 700)):
+        for number in range(users + erased * (arm == "challenger")):
+            user = number if number < users else None
+            log.add(Exposure(f"{arm}{number}", now_ms, user, 1, [BOOK], [1.0], [], "autumn", arm, assignment=0.5))
+    log.close()
+    told = CliRunner().invoke(app, ["compare", "autumn", "--repo", str(repo), "--json"], catch_exceptions=False).stdout
+    assert json.loads(told)["users"] == [1_000, 700]
+    assert json.loads(told)["wrong_split"] is wrong
+    reported = CliRunner().invoke(app, ["report", "autumn", "--repo", str(repo)], catch_exceptions=False).stdout
+    beside = f", beside {erased} answers of erased users" if erased else ""
+    assert f"1,000 users met the champion and 700 the challenger{beside}, which a share of 0.5" in reported
+    assert ("the split is wrong" in reported) is wrong
+
+
 @pytest.mark.parametrize(("challengers", "words"), [(100, "which a share of 0.1 explains"), (20, "does not explain. Look for")])
 def test_a_report_of_an_ab_test_says_whether_its_users_are_those_of_its_share(repo, challengers, words):
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
