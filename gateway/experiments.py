@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, Experiment, FollowedExperiment
-from trials.interleaving import CHALLENGER, NOBODY, draft_teams
+from trials.interleaving import CHALLENGER, CHAMPION, NOBODY, draft_teams
 from triton_recommender import InvalidRequest, ModelNotFound, Recommendations, RecommenderError
 from triton_recommender.tensors import PAD_ID
 
@@ -117,12 +117,14 @@ class Experiments:
         ask_champion: Ask,
         ask_challenger: Callable[[int], Awaitable[Recommendations]],
         log_shadow: Callable[[Recommendations | None, float], None],
+        list_pins: Callable[[], Collection[tuple[int, int]]],
     ) -> Shown:
         """Return what a user is shown. Raises the errors of the champion's client.
 
         A forced generation that the server does not hold raises InvalidRequest. ask_challenger: takes a generation
         log_shadow: called with the answer of a shadow (None if it failed) and its latency in seconds, but not for a request
             that the challenger refuses as invalid
+        list_pins: returns the pins of the champion's rules
         """
         if enrolment.challenger is None:
             return Shown(await ask_champion())
@@ -134,7 +136,9 @@ class Experiments:
             return Shown(await ask_champion(), failed=True) if answer is None else Shown(answer)
         if enrolment.arm == INTERLEAVED_ARM:
             champions, challengers = await asyncio.gather(ask_champion(), _attempt(call))
-            return Shown(champions, failed=True) if challengers is None else interleave(champions, challengers, request_id)
+            if challengers is None:
+                return Shown(champions, failed=True)
+            return interleave(champions, challengers, request_id, list_pins())
         self._start_shadow(call, log_shadow)
         return Shown(await ask_champion())
 
@@ -181,30 +185,34 @@ def enrol(experiment: Experiment | None, user_id: int | None, forced: int | None
     return Enrolment(experiment, experiment.find_arm(user_id), challenger)
 
 
-def interleave(champions: Recommendations, challengers: Recommendations, seed: str) -> Shown:
+def interleave(
+    champions: Recommendations, challengers: Recommendations, seed: str, pins: Collection[tuple[int, int]] = ()
+) -> Shown:
     """Return one list drafted from both generations' items, each with score and sources of the generation that it is from.
 
     seed: of the coin flips. They alone decide the places before the first that either server drew at random; from there on,
-    propensities are unknown.
+    propensities are unknown. pins: as in `draft_teams`
     """
     length = max(len(champions), len(challengers))
     first, second = (
         np.pad(np.array(answer.item_ids, np.int64), (0, length - len(answer)), constant_values=PAD_ID)
         for answer in (champions, challengers)
     )
-    items, teams, probabilities = draft_teams(first, second, seed)
+    items, teams, probabilities = draft_teams(first, second, seed, pins)
     scores = [dict(answer) for answer in (champions, challengers)]
     sources = [dict(zip(answer.item_ids, answer.sources, strict=False)) for answer in (champions, challengers)]
+    scores.append(scores[CHALLENGER] | scores[CHAMPION])  # of BOTH: a pinned item may be in either list
+    sources.append(sources[CHALLENGER] | sources[CHAMPION])
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
     known = min(count_certain(champions), count_certain(challengers))
     chances = [chance if place < known else None for place, chance in enumerate(probabilities[: len(drafted)].tolist())]
     answer = replace(
         champions,
         item_ids=tuple(item for item, _ in drafted),
-        scores=tuple(scores[team == CHALLENGER][item] for item, team in drafted),
+        scores=tuple(scores[team][item] for item, team in drafted),
         degraded=champions.degraded | challengers.degraded,
         propensities=tuple(chances),
-        sources=tuple(sources[team == CHALLENGER][item] for item, team in drafted) if all(sources) else (),
+        sources=tuple(sources[team][item] for item, team in drafted) if all(sources) else (),
         names=(),
         titles=(),
     )

@@ -192,7 +192,9 @@ class Answering:
         began_s, failed = limiter.begin(), True
         try:
             async with asyncio.timeout(question.deadline_s + GRACE_S):
-                shown = await self._experiments.answer(enrolment, request_id, ask_champion, ask_challenger, log_shadow)
+                shown = await self._experiments.answer(
+                    enrolment, request_id, ask_champion, ask_challenger, log_shadow, self._shop.list_pins
+                )
                 failed = False
                 return shown
         except TimeoutError as error:

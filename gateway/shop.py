@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.blocked_items import BlockedItems
+from gateway.followed_rules import FollowedRules
 from gateway.metrics import Metrics
 from gateway.published import LiveItems, Published
 from serving.contract.errors import DependencyError, RecommenderError
@@ -181,13 +181,17 @@ class Shop:
 
     def list_hidden(self) -> tuple[Collection[int], ...]:
         """Return sets of items that nobody may be shown: unavailable since the export, and blocked by the rules."""
-        return self.live_items.unavailable, self._blocked_items.read_current()
+        return self.live_items.unavailable, self._rules.list_blocked()
+
+    def list_pins(self) -> Collection[tuple[int, int]]:
+        """Return `FollowedRules.list_pins`."""
+        return self._rules.list_pins()
 
     def close(self) -> None:
         self.reader.close()
 
     def _use(self, published: Published, live_items: LiveItems) -> None:
-        self._blocked_items = BlockedItems(self.reader.folder, published)
+        self._rules = FollowedRules(self.reader.folder, published)
         self.published, self.live_items = published, live_items
         self.forget_names(published.generation)  # a challenger that was promoted
         self._metrics.generation.set(published.generation)

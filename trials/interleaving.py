@@ -6,12 +6,15 @@ drafted without a coin, and a click on it credits nobody. Crediting one of them 
 generations differ little. Every user sees both, so such generations are told apart with far fewer requests than in an A/B
 test.
 
+An item that the rules pin keeps its slot, and a click on it credits nobody either: neither generation chose its place.
+
 Sources: Radlinski, Kurup and Joachims 2008; competitive pairs: Zhang, Du, Andersen and He 2022.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 
 import numpy as np
 
@@ -20,39 +23,44 @@ from serving.contract.tensors import PAD_ID
 CHAMPION, CHALLENGER, BOTH, NOBODY = 0, 1, 2, -1
 
 
-def draft_teams(champion: np.ndarray, challenger: np.ndarray, seed: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draft_teams(
+    champion: np.ndarray, challenger: np.ndarray, seed: str, pins: Collection[tuple[int, int]] = ()
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (items, teams, propensities): int64 [K], int8 [K], float32 [K]; after the last item PAD_ID, NOBODY and 1.
 
-    A team is CHAMPION, CHALLENGER or, for an item that both wanted at that place, BOTH.
+    A team is CHAMPION, CHALLENGER or, for an item that is pinned there or that both wanted, BOTH.
 
     A propensity is the probability over the coins that the item is drafted at its place, given the items before it. The
     product of all propensities is that of the whole list.
 
     champion, challenger: int64 [K], best first, PAD_ID after the last
     seed: of the coins. With the request id as seed, a request has the same draft in every process.
+    pins: items, each with its slot, 0 at the top. One holds where a list has the item at its slot, and none elsewhere
     """
     length = len(champion)
     items, teams = np.full(length, PAD_ID, np.int64), np.full(length, NOBODY, np.int8)
     propensities = np.ones(length, np.float32)
     lists = [[int(item) for item in ranked if item != PAD_ID] for ranked in (champion, challenger)]
     coins = np.random.default_rng(int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "little"))
-    taken: set[int] = set()
-    place = 0
-    while place < length:
-        bests = [next((item for item in ranked if item not in taken), PAD_ID) for ranked in lists]
-        if bests == [PAD_ID, PAD_ID]:
-            break
-        if bests[0] == bests[1]:
-            drafted = [(bests[0], BOTH)]
-        else:
-            first = int(coins.integers(2))
-            drafted = [(bests[team], team) for team in (first, 1 - first) if bests[team] != PAD_ID]
-        if len(drafted) == 2:
-            propensities[place] = 0.5  # the first item of a pair reveals the coin
-        for item, team in drafted[: length - place]:
-            items[place], teams[place] = item, team
-            taken.add(item)
-            place += 1
+    for item, slot in pins:
+        if {ranked.index(item) for ranked in lists if item in ranked} == {slot}:
+            items[slot], teams[slot] = item, BOTH
+    taken = set(items[teams == BOTH].tolist())
+    drafted: list[tuple[int, int]] = []
+    for place in np.flatnonzero(teams == NOBODY):
+        if not drafted:
+            bests = [next((item for item in ranked if item not in taken), PAD_ID) for ranked in lists]
+            if bests == [PAD_ID, PAD_ID]:
+                break
+            if bests[0] == bests[1]:
+                drafted = [(bests[0], BOTH)]
+            else:
+                first = int(coins.integers(2))
+                drafted = [(bests[team], team) for team in (first, 1 - first) if bests[team] != PAD_ID]
+            if len(drafted) == 2:
+                propensities[place] = 0.5  # the first item of a pair reveals the coin
+        items[place], teams[place] = drafted.pop(0)
+        taken.add(int(items[place]))
     return items, teams, propensities
 
 

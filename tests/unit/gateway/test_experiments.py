@@ -17,6 +17,7 @@ import pytest
 from export.relayout import relayout
 from gateway import schema
 from live.exposures import read_exposures
+from repository.applied_rules import apply_rules
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
 from repository.generations import pin
 from repository.registry import RECORD_FILE
@@ -376,6 +377,14 @@ def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
         assert row["propensities"][:2] == [0.5, 1.0]  # a coin, and the best item of the other team
         for item, team in zip(row["item_ids"], row["teams"], strict=True):
             assert item in (CHALLENGERS if team else CHAMPIONS)
+
+
+def test_pinned_items_keep_their_slots_in_interleaved_answers(tried):
+    """Item 3 is at its slot in the champion's list alone, item 5 in the challenger's."""
+    apply_rules(tried.repo, {"pinned": [{"item_id": 5, "slot": 1}, {"item_id": 3, "slot": 2}]})
+    tried.start(share=1.0, mode="interleave")
+    assert {tuple(ids(answer)[1:]) for answer in tried.ask(k=3).values()} == {(5, 3)}
+    assert {tuple(row["teams"][1:]) for row in tried.log} == {(2, 2)}
 
 
 def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_path):

@@ -57,6 +57,45 @@ def test_random_clicks_credit_both_teams_alike():
     assert set(credits) == {-1, 0, 1}
 
 
+def draw_pinned_lists(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two lists of ten out of thirty items, with item 30 at slot 3 of both and item 31 at slot 6 of one."""
+    generator = np.random.default_rng(number)
+    champion, challenger = (np.insert(generator.permutation(30)[:9], 3, 30) for _ in range(2))
+    (champion, challenger)[number % 2][6] = 31
+    return champion, challenger
+
+
+def test_pinned_items_keep_their_slots_and_credit_nobody():
+    pins = ((30, 3), (31, 6), (32, 0))
+    for number in range(200):
+        items, teams, propensities = draft_teams(*draw_pinned_lists(number), str(number), pins)
+        assert (items[3], items[6]) == (30, 31)
+        assert teams[[3, 6]].tolist() == [BOTH, BOTH]
+        assert propensities[[3, 6]].tolist() == [1.0, 1.0]
+        assert len(set(items.tolist())) == 10
+        assert abs(int((teams == CHAMPION).sum()) - int((teams == CHALLENGER).sum())) <= 1
+        assert credit_clicks(teams, np.isin(items, [30, 31])) == 0
+
+
+def test_random_clicks_credit_both_teams_alike_beside_pins():
+    generator, pins = np.random.default_rng(1), ((30, 3), (31, 6))
+    credits = [
+        credit_clicks(draft_teams(*draw_pinned_lists(number), str(number), pins)[1], generator.random(10) < 0.3)
+        for number in range(2_000)
+    ]
+    assert abs(np.mean(credits)) < 0.06
+
+
+def test_an_item_that_the_lists_do_not_show_at_its_slot_is_drafted_like_others():
+    champion, challenger = np.array([1, 2, 3, 4]), np.array([5, 3, 6, 7])  # whose rules do not pin item 3
+    for pins in (((3, 2),), ((2, 9),)):
+        for number in range(20):
+            drafted, expected = (draft_teams(champion, challenger, str(number), each) for each in (pins, ()))
+            for own, other in zip(drafted, expected, strict=True):
+                np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize("pins", [(), ((4, 3),), ((2, 1), (7, 2))])
 @pytest.mark.parametrize(
     ("champion", "challenger"),
     [
@@ -66,11 +105,11 @@ def test_random_clicks_credit_both_teams_alike():
         ([1, 2, -1, -1], [1, -1, -1, -1]),
     ],
 )
-def test_the_chances_of_a_list_are_how_often_it_is_drafted(champion, challenger):
+def test_the_chances_of_a_list_are_how_often_it_is_drafted(champion, challenger, pins):
     drafts = 4_000
     counts, chances = Counter[tuple[int, ...]](), dict[tuple[int, ...], float]()
     for number in range(drafts):
-        items, _, steps = draft_teams(np.array(champion), np.array(challenger), str(number))
+        items, _, steps = draft_teams(np.array(champion), np.array(challenger), str(number), pins)
         counts[tuple(items)] += 1
         chances[tuple(items)] = float(steps.prod())
     assert sum(chances.values()) == pytest.approx(1.0)
