@@ -9,7 +9,7 @@ from export.nvidia.hugectr.importing import import_dlrm
 from export.nvidia.hugectr.inputs import list_inputs
 from training.features.build import Features
 from training.models.rankers.ranking_data import Requests
-from training.models.rankers.train_ranker import Ranker, RankerSettings, Report, find_best_blend, predict, take_retrieval_z
+from training.models.rankers.train_ranker import Ranker, RankerSettings, Report, find_best_blend
 from training.models.ranking import TrainRanker
 
 
@@ -30,7 +30,7 @@ def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
     ) -> Ranker:
         lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
         model = import_dlrm(folder, name, list_inputs(features), lists)
-        blend, quality = find_best_blend(predict(model, validation), take_retrieval_z(validation), validation, settings.blends)
+        blend, quality = find_best_blend(model, validation, settings.blends)
         report(f"ranker: imported from {folder}, validation {quality}, blend {blend}")
         return Ranker(model, blend, quality | {"imported": 1.0})
 

@@ -26,8 +26,6 @@ from training.models.rankers.train_ranker import (
     find_best_blend,
     fit,
     measure_gains,
-    predict,
-    take_retrieval_z,
 )
 
 NETWORKS: dict[str, type[CrossNetwork | AttentionNetwork]] = {"cross": CrossNetwork, "attention": AttentionNetwork}
@@ -117,9 +115,7 @@ def train_teacher(
     model.read_like(dlrm.model)
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     fit(model, teaching, validation, settings, np.random.default_rng(seed), lambda text: report(f"{name} {text}"))
-    return Teacher(
-        model, find_best_blend(predict(model, validation), take_retrieval_z(validation), validation, settings.blends)[0]
-    )
+    return Teacher(model, find_best_blend(model, validation, settings.blends)[0])
 
 
 def average_shares(shares: Sequence[np.ndarray]) -> np.ndarray:

@@ -102,7 +102,7 @@ def train_ranker(
     started = start is not None and start(model)
     epochs = settings.warm_epochs if started else settings.epochs
     fit(model, teaching, validation, replace(settings, epochs=epochs), rng, report)
-    blend, quality = find_best_blend(predict(model, validation), take_retrieval_z(validation), validation, settings.blends)
+    blend, quality = find_best_blend(model, validation, settings.blends)
     quality |= {"requests": sum(map(len, counted)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality, started=started)
@@ -173,13 +173,12 @@ def measure_likelihood(logits: np.ndarray, taken: np.ndarray) -> dict[str, float
     return {"log_likelihood": -compute_listwise_loss(scores, torch.from_numpy(taken[is_taught]), ~scores.isneginf()).item()}
 
 
-def find_best_blend(
-    logits: np.ndarray, retrieval: np.ndarray, validation: Requests, blends: tuple[float, ...]
-) -> tuple[float, dict[str, float]]:
+def find_best_blend(model: RankingModel, validation: Requests, blends: tuple[float, ...]) -> tuple[float, dict[str, float]]:
     """Return the blend weight of the retrieval score, and the validation quality with it and of retrieval alone.
 
     A large weight lets retrieval outvote a weak ranker.
     """
+    logits, retrieval = predict(model, validation), take_retrieval_z(validation)
     qualities = {blend: measure_ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
     best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
     retrieval_quality = measure_ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)

@@ -27,8 +27,6 @@ from training.models.rankers.train_ranker import (
     compute_shares,
     find_best_blend,
     fit,
-    predict,
-    take_retrieval_z,
 )
 
 Shares = Callable[[Requests], np.ndarray]
@@ -66,9 +64,7 @@ class Lesson:
 
     def judge(self, model: DLRM, compression: str, blends: tuple[float, ...]) -> Ranker:
         """Return the model as a ranker with its quality on the validation requests."""
-        blend, quality = find_best_blend(
-            predict(model, self.validation), take_retrieval_z(self.validation), self.validation, blends
-        )
+        blend, quality = find_best_blend(model, self.validation, blends)
         all_quality = self.teacher.quality | quality | {"teacher_quality": self.teacher.validated}
         return Ranker(model, blend, all_quality, compression, self.teacher.started, self.teacher.model)
 
