@@ -37,6 +37,7 @@ OPEN_PATHS = frozenset(  # need no token, because they show no data of the shop
 PROBES = ("/healthz", "/readyz")  # have no limit: many gateways are asked by one load balancer, which ends what fails
 LOCALHOST = "localhost"
 OTHER_SITES = (b"cross-site", b"same-site")  # of the header by which a browser says whose page makes a request
+PLAIN = (b"identity", b"")  # values of `content-encoding` of a body that is as it is (RFC 9110, 8.4.1)
 PORT = re.compile(r":\d*$")  # of a `host` header; an IPv6 address is in brackets there
 RECOMMENDATIONS = "/v1/recommendations"
 REFUSAL = "refusal"  # in the scope of a request for recommendations: why it gets popular items at most
@@ -161,7 +162,7 @@ class Guard:
             raise Refused(431, "HEADERS_TOO_LARGE", f"The headers have more than {self._settings.header_bytes:,} bytes.")
         if b"transfer-encoding" in headers:  # a body of many small chunks costs far more than its bytes
             raise Refused(411, "LENGTH_REQUIRED", "The body comes in chunks; expected it whole, with a content-length.")
-        if b"content-encoding" in headers:
+        if any(name == b"content-encoding" and value.strip().lower() not in PLAIN for name, value in scope["headers"]):
             raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed; expected it as it is.")
         if b"content-length" not in headers:  # and it is not chunked, so there is no body
             return b""

@@ -173,9 +173,17 @@ def test_a_body_that_trickles_in_is_not_waited_for(gateway):
     assert door.ask("POST", "/v1/events", content=trickle(), headers={"content-length": "2"}).status_code == 408
 
 
-def test_a_compressed_body_is_refused_unread(gateway):
-    response = gateway().ask("POST", "/v1/events", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+@pytest.mark.parametrize("codings", [["gzip"], ["identity, gzip"], ["gzip", "identity"]])
+def test_a_compressed_body_is_refused_unread(gateway, codings):
+    headers = [("content-encoding", coding) for coding in codings]
+    response = gateway().ask("POST", "/v1/events", content=b"\x1f\x8b", headers=headers)
     assert response.status_code == 415
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity", ""])
+def test_a_body_that_is_said_to_be_as_it_is_is_taken(gateway, coding):
+    response = gateway().ask("POST", "/v1/events", json=EVENT, headers={"content-encoding": coding})
+    assert response.status_code == 200, response.text
 
 
 def test_one_client_may_not_take_all(gateway):
