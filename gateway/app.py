@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Scope
 
 from gateway import schema
-from gateway.errors import handle_errors
+from gateway.errors import answer_error, handle_errors
 from gateway.event_shapes import MOST_SESSION_CHARACTERS
 from gateway.events import MOST_EVENTS, Recorder
 from gateway.experiments import Experiments
@@ -37,12 +37,11 @@ from gateway.questions import (
     JsonResponse,
     Parameters,
     describe_parameters,
-    make_error_response,
     read_question,
     read_visitor_and_item,
     refuse_other_parameters,
 )
-from gateway.readiness import Readiness
+from gateway.readiness import SILENT, Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
@@ -148,7 +147,7 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
         else:
             return refusal.make_response()
     except RecommenderError as error:
-        return make_error_response(STATUS.get(error.status, 503), error.status, str(error))
+        return answer_error(error)
     timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
     timings = ", ".join(f"{part};dur={spent_ms:.2f}" for part, spent_ms in timings_ms.items())
     return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"], "server-timing": timings})
@@ -267,12 +266,14 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_model=schema.Ready, responses=schema.NOT_READY)
     async def readyz() -> Response:
-        """Return whether a server answers a real request for recommendations, which is sent at most once in 0.8 s."""
+        """Return whether a server answers a real request for recommendations, which is sent at most once in 0.8 s.
+
+        The servers are in the order of the gateway's settings. Only its log has their addresses.
+        """
         servers = [
             {
-                "server": health.url,
                 "ready": health.ready,
-                "reason": health.reason,
+                "reason": SILENT if health.generation is None else health.reason,
                 "generation": health.generation,
                 "degraded": [name for bit, name in DEGRADED_NAMES.items() if bit in health.degraded],
             }

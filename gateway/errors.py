@@ -1,6 +1,12 @@
-"""Answer every error of the gateway's routes as JSON: {"error": {"code", "message"}}."""
+"""Answer every error of the gateway's routes as JSON: {"error": {"code", "message"}}.
+
+Errors of the client name the address of a server, which is for operators: the log has them, and callers get another text.
+"""
 
 from __future__ import annotations
+
+import logging
+import re
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -11,7 +17,41 @@ from gateway.faults import describe_fault
 from gateway.questions import STATUS, JsonResponse, make_error_response
 from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.errors import RequestError
-from triton_recommender import RecommenderError
+from triton_recommender import InvalidRequest, Overloaded, RecommenderError
+
+log = logging.getLogger("gateway")
+
+REFUSING_SERVER = re.compile(r"\AThe server at \S+")  # at the start, behind which a message may quote a caller's text
+MESSAGES = {  # for callers, by the status of an error
+    "UNAVAILABLE": "No server can answer at present. Try again. The gateway's log has the reason.",
+    "DEADLINE_EXCEEDED": "No server answered in time. Try again, and allow a recommendation more with x-deadline-ms.",
+    "RESOURCE_EXHAUSTED": "More requests wait than are answered in time. Try again, or send less.",
+}
+OTHER_MESSAGE = "The server failed on this request. The gateway's log has the reason."
+
+
+def describe_error(error: RecommenderError) -> str:
+    """Return what a caller is told of an error, without the address of a server."""
+    if isinstance(error, InvalidRequest):
+        return hide_address(str(error))
+    return MESSAGES.get(error.status, OTHER_MESSAGE)
+
+
+def hide_address(refusal: str) -> str:
+    """Return a server's refusal of a request, or of one of its rows, without the address of the server."""
+    return REFUSING_SERVER.sub("The server", refusal)
+
+
+def log_error(error: RecommenderError) -> None:
+    """Log an error of which `describe_error` leaves something out."""
+    if not isinstance(error, InvalidRequest | Overloaded):  # under overload, a log line for each would add to the load
+        log.warning("answered with an error: %s", error, extra={"fields": {"reason": error.status}})
+
+
+def answer_error(error: RecommenderError) -> JsonResponse:
+    """Return the answer of a request that ends with an error of the client, and log it."""
+    log_error(error)
+    return make_error_response(STATUS.get(error.status, 503), error.status, describe_error(error))
 
 
 def find_methods(request: Request) -> list[str]:
@@ -25,7 +65,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RecommenderError)
     async def answer_client_error(_: Request, error: RecommenderError) -> JsonResponse:
-        return make_error_response(STATUS.get(error.status, 503), error.status, str(error))
+        return answer_error(error)
 
     @app.exception_handler(RequestError)
     async def answer_malformed_request(_: Request, error: RequestError) -> JsonResponse:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.errors import describe_error, hide_address, log_error
 from gateway.event_shapes import EventBody, explain_refusal, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
@@ -101,17 +102,18 @@ class Recorder:
             sequences = await self._recommender.observe_many(events)
         except InvalidRequest as error:
             if len(events) == 1:
-                return [make_failure(error.status, str(error), events[0].event_id)]
+                return [make_failure(error.status, describe_error(error), events[0].event_id)]
             if faults := read_refused(str(error), len(events)):
                 others = iter(await self._send([event for row, event in enumerate(events) if row not in faults]))
                 return [
-                    make_failure(error.status, faults[row], event.event_id) if row in faults else next(others)
+                    make_failure(error.status, hide_address(faults[row]), event.event_id) if row in faults else next(others)
                     for row, event in enumerate(events)
                 ]
             middle = len(events) // 2
             return [*await self._send(events[:middle]), *await self._send(events[middle:])]
         except RecommenderError as error:
-            return [make_failure(error.status, str(error), event.event_id) for event in events]
+            log_error(error)
+            return [make_failure(error.status, describe_error(error), event.event_id) for event in events]
         return [{"sequence": sequence, "id": event.event_id} for sequence, event in zip(sequences, events, strict=True)]
 
 

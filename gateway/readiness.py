@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from triton_recommender import AsyncRecommender, Health
 
+log = logging.getLogger("gateway")
+
+SILENT = "it does not answer; the gateway's log has the reason"
 KEPT_S = 0.8  # with the second after which a paused process is found, readiness fails within two
 
 
@@ -17,11 +21,16 @@ class Readiness:
         self._recommender, self._asking = recommender, asyncio.Lock()
         self._health: list[Health] = []
         self._asked_s = float("-inf")
+        self._unready: set[str] = set()  # addresses
 
     async def ask_servers(self) -> list[Health]:
-        """Return what each server said to one real request, at most KEPT_S ago."""
+        """Return what each server said to one real request, at most KEPT_S ago. Log the first refusal of those in a row."""
         async with self._asking:
             if time.monotonic() - self._asked_s > KEPT_S:
                 self._health = await self._recommender.health()
                 self._asked_s = time.monotonic()
+                for health in self._health:
+                    if not health.ready and health.url not in self._unready:
+                        log.warning("the server at %s is not ready: %s", health.url, health.reason)
+                self._unready = {health.url for health in self._health if not health.ready}
             return self._health

@@ -247,7 +247,6 @@ class Alive(Strict):
 class ServerHealth(Strict):
     """A server's reply to a real request. reason: why it is not ready, else empty; generation: null without an answer."""
 
-    server: str
     ready: bool
     reason: str
     generation: Int64 | None
