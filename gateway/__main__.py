@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+import gateway.quiet_grpc  # noqa: F401  before anything imports grpc
 from gateway.app import create_app
 from gateway.protocol import make_http_server, open_socket
 from gateway.settings import GatewaySettings, read_settings

@@ -2,10 +2,18 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
+from repository.code import PROJECT
+from server.start.ports import find_free_port
 from serving.contract.logs import JsonFormatter, format_json_line
+from tests.certificates import make_certificate
+from tests.unit.clients.grpc_double import GrpcDouble
+from tests.waiting import until
 from triton_recommender import Unavailable
 
 
@@ -70,3 +78,21 @@ def test_a_refused_request_is_logged_too(gateway, lines):
     gateway(log_requests=True, tokens={"0" * 64: "shop"}).ask("GET", "/v1/recommendations", params={"user": "1"})
     (line,) = lines()
     assert (line["status"], "request_id" in line) == (401, False)
+
+
+def test_grpc_writes_no_lines_of_its_own_into_the_log(repo, tmp_path):
+    """A server that speaks no TLS, though the gateway expects it: the C core logs each handshake that fails."""
+    make_certificate(tmp_path, "server")
+    server, log = GrpcDouble(lambda query: []), tmp_path / "log"
+    options = ["--repo", repo, "--server", server.url, "--server-authorities", tmp_path / "server.pem"]
+    command = [sys.executable, "-m", "gateway", "serve", *map(str, options), "--port", str(find_free_port())]
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    with log.open("w") as output, subprocess.Popen(command, cwd=PROJECT, env=env, stdout=output, stderr=output) as process:
+        try:
+            until(lambda: "listens at" in log.read_text())
+        finally:
+            process.terminate()
+            server.stop()
+    lines = [line for line in log.read_text().splitlines() if not line.startswith("listens at")]
+    messages = [json.loads(line)["message"] for line in lines]
+    assert any("Tls handshake failed" in message for message in messages)
