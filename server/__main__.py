@@ -24,7 +24,7 @@ from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.processes import count_lost_stubs, is_running
 from server.start.environment import MEASURED_DIR, RUN_DIR
 from server.start.lock import hold_start_lock
-from server.start.ports import LOOPBACK, Ports, listens
+from server.start.ports import LOOPBACK, Ports, check_free, listens
 from server.state import ServerState, find_unreadable_states, read_known_servers
 from server.status.condition import examine, list_start_warnings
 from server.status.health import is_ready, wait_ready
@@ -171,7 +171,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     """Start, keep or restart a server. requested: settings, None where the caller set none
 
     Nothing is stopped before the generation, the address and the TLS files are checked: the gateway of a server that is out of
-    service answers with popular items.
+    service answers with popular items. Nor does the repository change before, or where a port is taken.
     """
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
@@ -187,6 +187,8 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
     server.check_settings()
     generation, damage = choose_generation(repo)
+    if not running:  # otherwise it has the ports
+        check_free(ports)
     if left_out := drop_damaged_challenger(repo):  # a start that is refused before leaves the experiment as it was
         typer.echo(f"WARNING: {left_out}.", err=True)
     if running and fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from server.control import WATCH_MODULE, find_running_servers, stop_server
 from server.generations.activation import find_served_generation
 from server.generations.challenger import find_loaded_challengers
 from server.processes import STUB_PROGRAM, is_running
-from server.start.ports import Ports, find_free_ports
+from server.start.ports import LOOPBACK, Ports, find_free_ports
 from server.start.tls import AUTHORITIES, CERTIFICATE, KEY
 from server.state import ServerState, make_state_path, read_state
 from server.status import health
@@ -289,6 +290,17 @@ def test_a_start_that_is_refused_leaves_the_experiment_as_it_was(layout, tmp_pat
     challenger.rename(repo / ENSEMBLE / "2")
     assert "WARNING" not in start(repo, ports).stderr
     assert find_loaded_challengers(present(read_state(make_state_path(tmp_path, ports.grpc))).grpc_url) == [2]
+
+
+@pytest.mark.parametrize("damaged", [2, 3])  # champion, challenger
+def test_a_start_that_is_refused_for_a_taken_port_changes_nothing(damaged, tmp_path, start):
+    repo, ports = make_repository_with_experiment(tmp_path / "shop"), find_free_ports()
+    damage(repo, damaged)
+    acts, pinned = read_acts(repo), read_pinned_generation(repo)
+    with socket.create_server((LOOPBACK, ports.http)), pytest.raises(ServerError, match=f"http port {ports.http} is taken by"):
+        start(repo, ports)
+    assert (read_acts(repo), read_pinned_generation(repo), read_challengers(repo)) == (acts, pinned, (3,))
+    assert present(find_running(repo)).name == "spring"
 
 
 def test_a_fused_repository_starts_without_a_challenger_that_was_removed(tmp_path, start):
