@@ -79,6 +79,7 @@ CHECKS = (
     check.check_edges,
     check.check_versions,
     check.check_other_generations,
+    check.check_record,
     check.check_libraries,
     check.check_warmup,
     check.check_batching,

@@ -18,8 +18,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from repository.config import CONFIG_FILE, list_models, read_layout, read_record_fields
 from repository.config_rules import find_ensemble_faults, find_warmup_faults
 from repository.finding import Finding, count_errors, make_finding
-from repository.models import read_config, refuse_changed_manifests, refuse_unservable_path
+from repository.models import hash_manifest, read_config, refuse_changed_manifests, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.registry import MANIFEST_SHA256, RECORD_FILE, find_recorded, read_acts
 from repository.replay import replay
 from repository.tables import has_update_source
 from serving.contract.artifacts import (
@@ -148,6 +149,21 @@ def _verify_files(repository: Path, generation: int) -> Iterator[tuple[Path, dic
         yield folder, verify_manifest(folder)
     get_section(read_json(own, MANIFEST_FILE), "stages", own)
     refuse_changed_manifests(repository, generation)
+
+
+def check_record(repository: Path) -> Iterator[Finding]:
+    """Compare each generation's own manifest, whose digest is in no other file of the generation, with the record."""
+    remedy = "Put it back as it was published, or export the repository again: servers trust the digests in it."
+    try:
+        recorded_acts = find_recorded(read_acts(repository))
+    except (RecommenderError, OSError, ValueError) as error:  # no server needs it
+        yield Finding("warning", RECORD_FILE, f"It cannot be read: {error}", "Move the file away to start a new one.")
+        return
+    for generation, act in recorded_acts.items():
+        recorded, found = act.facts.get(MANIFEST_SHA256), hash_manifest(repository, generation)
+        if recorded and found and found != recorded:
+            fact = "It is not the manifest whose SHA-256 was recorded when the generation was published"
+            yield Finding("warning", f"{ENSEMBLE}/{generation}/{MANIFEST_FILE}", fact, remedy)
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:

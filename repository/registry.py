@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repository.generations import SEALED, list_published_generations, read_published_s
+from repository.models import hash_manifest
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.generations import read_pinned_generation
@@ -31,11 +32,21 @@ VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # 
 CHOSEN = ("activated", "followed", "pinned")  # acts that choose a generation
 GATE = ("published", "not published")  # acts that say where a generation came from, and what `follow` refused in its place
 LATE = "recorded late: the publication ended before its record"
+MANIFEST_SHA256 = "manifest_sha256"  # key of a publication's facts: of the generation's own manifest, with its files
 REASON = "reason"  # key of a manifest: why `follow` published the generation
 SERVER = "server"  # author of what a server does by itself
 CUT_VALUES = ("true", "false", "null", "NaN", "-Infinity", "Infinity", ".", "e-", "e+")  # their beginnings are no JSON
 # Keys of a manifest that differ between any two generations and say nothing about what they are like
-NOT_COMPARED = ("stages", "generation", "schema", SEALED, REASON, "reports.preprocess_replay", "reports.onnx_parity")
+NOT_COMPARED = (
+    "stages",
+    "generation",
+    "schema",
+    SEALED,
+    REASON,
+    MANIFEST_SHA256,
+    "reports.preprocess_replay",
+    "reports.onnx_parity",
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,8 @@ class Act:
         "published" or "not published" (by `follow`, with its verdict as the reason; the generation is then the one that
         stays), or a change of an experiment, whose generation is the challenger (experiments.py)
     tag: "" unless one was set
-    facts: of a publication: the generation's manifest without its files, which outlives it; of a change of an experiment: its
-        name ("experiment"), "mode" and "champion"; {} of other acts
+    facts: of a publication: the generation's manifest without its files, which outlives it, and its SHA-256; of a change of an
+        experiment: its name ("experiment"), "mode" and "champion"; {} of other acts
     """
 
     time_s: int
@@ -96,7 +107,8 @@ def record_publication(repo: Path, generation: int, reason: str) -> Act:
 
     Raises DependencyError where it cannot be written, ConfigError, ArtifactError.
     """
-    return record_act(repo, "published", generation, reason=reason, facts=read_published_facts(repo, generation))
+    facts = read_published_facts(repo, generation) | {MANIFEST_SHA256: hash_manifest(repo, generation)}
+    return record_act(repo, "published", generation, reason=reason, facts=facts)
 
 
 def record_late(repo: Path, generations: Iterable[int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repository.__main__ import app
+from repository.check import check_record
 from repository.experiments import end_experiment, start_experiment
 from repository.registry import (
     RECORD_FILE,
@@ -148,6 +149,24 @@ def test_a_generation_is_shown_with_its_tags_and_what_the_record_says_of_it(repo
     assert second["acts"][1]["reason"].endswith("its items are clicked more")
     assert "files" not in second
     assert second["settings"]["pipeline"]["seed"] == 7
+
+
+def test_a_manifest_that_changed_since_its_publication_is_found(repo):
+    """Even by what no other file depends on: the seed of the settings."""
+    for generation in (1, 2):
+        record_publication(repo, generation, "exported from a log")
+    assert list(check_record(repo)) == []
+    path = repo / ENSEMBLE / "2" / MANIFEST_FILE
+    path.write_text(path.read_text().replace('"seed": 7', '"seed": 8'))
+    (finding,) = check_record(repo)
+    assert (finding.level, finding.where) == ("warning", "recommend/2/manifest.json")
+    path.unlink()
+    record_act(repo, "published", 1, facts={"schema": 1})  # as an older version recorded it
+    assert list(check_record(repo)) == []
+    for damage in (b"\xff\n", b"{}\n"):
+        (repo / RECORD_FILE).write_bytes(damage)
+        (finding,) = check_record(repo)
+        assert (finding.level, finding.where) == ("warning", RECORD_FILE)
 
 
 @pytest.fixture
