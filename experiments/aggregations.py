@@ -33,18 +33,25 @@ VISITS = (
     {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},
     {"name": "events_7d", "entity": "user", "value": "count", "function": "count", "window": "7d"},
 )
+CATEGORY = "CATEGORY"  # stands for the column that the data set names as its category
+OWN_CATEGORY = (
+    {"name": "own_category", "entity": f"user x {CATEGORY}", "value": "count", "function": "count", "half_life": "30d"},
+)
 PRICES = ({"name": "price_paid", "entity": "user", "value": "price", "function": "mean", "half_life": "180d"},)
 SETS: dict[str, tuple[Mapping[str, Any], ...]] = {
     "none": (),
     DEFAULT: DEFAULTS,
     "default, session and recency": (*DEFAULTS, *VISITS),
     "default, session, recency and prices": (*DEFAULTS, *VISITS, *PRICES),
+    "default and the user's events in the category": (*DEFAULTS, *OWN_CATEGORY),
 }
 
 
 def declare(dataset: Dataset, tables: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Return the data set with these aggregations in place of its own. tables: as in `[[aggregations]]`"""
-    declared = [dict(table) for table in tables]
+    """Return the data set with these aggregations in place of its own. tables: as in `[[aggregations]]`, with CATEGORY"""
+    items = dataset.description.items
+    category = str(items.category) if items else ""
+    declared = [{**table, "entity": table["entity"].replace(CATEGORY, category)} for table in tables]
     return replace(dataset, description=dataset.description.model_copy(update={"aggregations": declared}))
 
 
@@ -74,7 +81,7 @@ def main(
     most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Measure frozen and live quality with four sets of aggregations. Some minutes per set and data set."""
+    """Measure frozen and live quality with five sets of aggregations. Some minutes per set and data set."""
     for source in data:
         machine, dataset, gains = read_machine(), load_dataset(source), {}
         name = dataset.description.name
