@@ -3,8 +3,8 @@
     python -m experiments.rest --repo model_repository [--seconds 5] [--rounds 3]
 
 Four ways to the same stages, in turns: gRPC to tritonserver; REST through the gateway; the same where each question is a call
-of its own (gateway/joined_calls.py); REST to a plain FastAPI server that runs the pipeline in its own process, without batching
-(experiments/plain_server.py).
+of its own (gateway/answers/joined_calls.py); REST to a plain FastAPI server that runs the pipeline in its own process, without
+batching (experiments/plain_server.py).
 """
 
 from __future__ import annotations

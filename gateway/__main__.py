@@ -13,10 +13,10 @@ import uvloop
 
 import gateway.quiet_grpc  # noqa: F401  before anything imports grpc
 from gateway.app import create_app
-from gateway.protocol import make_http_server, open_socket
+from gateway.edge.protocol import make_http_server, open_socket
+from gateway.edge.tokens import new_token, read_tokens
+from gateway.edge.tracing import start_tracing
 from gateway.settings import GatewaySettings, read_settings
-from gateway.tokens import new_token, read_tokens
-from gateway.tracing import start_tracing
 from serving.contract.errors import run_program
 from serving.contract.logs import configure_logging
 from triton_recommender import AsyncRecommender, Timeouts, Tls

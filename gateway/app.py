@@ -19,42 +19,39 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import Scope
 
 from gateway import schema
-from gateway.errors import answer_error, handle_errors
-from gateway.event_shapes import MOST_SESSION_CHARACTERS
-from gateway.events import MOST_EVENTS, Recorder
-from gateway.experiments import Experiments
-from gateway.explain import Explainer
-from gateway.guard import RECOMMENDATIONS, REFUSAL, REQUEST_ID, Guard, Refused
-from gateway.joined_calls import JoinedCalls
-from gateway.limiter import Limiter
-from gateway.metrics import Metrics
-from gateway.progress import LogReports, watch_calibration
-from gateway.published import MOST_SIMILAR
-from gateway.questions import (
-    RETRY_AFTER,
-    STATUS,
+from gateway.answers.experiments import Experiments
+from gateway.answers.explain import Explainer
+from gateway.answers.joined_calls import JoinedCalls
+from gateway.answers.limiter import Limiter
+from gateway.answers.questions import (
     ExplainParameters,
-    JsonResponse,
     Parameters,
     describe_parameters,
     read_question,
     read_visitor_and_item,
     refuse_other_parameters,
 )
+from gateway.answers.recommendations import DEGRADED_NAMES, Answering
+from gateway.answers.similar import SimilarItems
+from gateway.answers.visitors import Visitor
+from gateway.edge.errors import RETRY_AFTER, STATUS, JsonResponse, answer_error, handle_errors
+from gateway.edge.guard import RECOMMENDATIONS, REFUSAL, REQUEST_ID, Guard, Refused
+from gateway.edge.tracing import Tracing
+from gateway.events.recorder import MOST_EVENTS, Recorder
+from gateway.events.shapes import MOST_SESSION_CHARACTERS
+from gateway.metrics import Metrics
+from gateway.progress import LogReports, watch_calibration
+from gateway.published import MOST_SIMILAR
 from gateway.readiness import SILENT, Readiness
-from gateway.recommendations import DEGRADED_NAMES, Answering
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
-from gateway.similar import SimilarItems
-from gateway.tracing import Tracing
-from gateway.visitors import Visitor
 from live.exposures import ExposureLog
 from repository.generations import find_newest
 from repository.rounds import read_round, read_running
 from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
-HERE = Path(__file__).parent
+CONSOLE = Path(__file__).parent / "console"
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
 PathId = Annotated[str, PathParameter(min_length=1)]  # of routes with `:path`, because ids may contain `/`
 SessionId = Annotated[str, PathParameter(min_length=1, max_length=MOST_SESSION_CHARACTERS)]
@@ -296,7 +293,7 @@ def _add_console(app: FastAPI) -> None:
     def add(path: str, name: str, media_type: str) -> None:
         @app.get(path, include_in_schema=False)
         async def send() -> Response:
-            return FileResponse(HERE / name, media_type=media_type)
+            return FileResponse(CONSOLE / name, media_type=media_type)
 
     add("/", "console.html", "text/html")
     add("/console.js", "console.js", "text/javascript")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.event_shapes import SHAPES, Int64
+from gateway.events.shapes import SHAPES, Int64
 from serving.live.experiment import Mode, State
 
 Id = Int64 | str

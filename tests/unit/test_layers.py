@@ -168,7 +168,7 @@ def test_what_writes_events_or_runs_beside_a_server_does_without_the_compiler_an
     run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.split())
-    assert {"lmdb", "gateway.app", "gateway.explain", "trials.guard", "trials.sequential"} <= loaded
+    assert {"lmdb", "gateway.app", "gateway.answers.explain", "trials.guard", "trials.sequential"} <= loaded
     assert not {"numba", "llvmlite", "serving.pipeline"} & loaded
     assert not {name for name in loaded if name.startswith(("scipy.", "pandas."))}
 

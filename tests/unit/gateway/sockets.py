@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gateway.protocol import make_http_server
+from gateway.edge.protocol import make_http_server
 from gateway.settings import GatewaySettings
 from server.start.ports import find_free_port
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway import schema
-from gateway.rules_trace import trace_rules
+from gateway.answers.rules_trace import trace_rules
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.repositories import copy_to_change

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.guard import TokenBucket
+from gateway.edge.guard import TokenBucket
+from gateway.edge.tokens import new_token, read_tokens
 from gateway.settings import GatewaySettings, read_settings
-from gateway.tokens import new_token, read_tokens
 from serving.contract.errors import ConfigError
 
 EVENT = {"user": 7, "item": 3}
@@ -132,7 +132,7 @@ def test_a_folder_in_place_of_a_file_of_tokens_is_refused(tmp_path):
 NOBODY = """
 import os
 from pathlib import Path
-from gateway.tokens import new_token
+from gateway.edge.tokens import new_token
 
 if os.getuid() == 0:  # who may read everything
     os.setuid(65534)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.experiments import interleave
+from gateway.answers.experiments import interleave
 from triton_recommender import Recommendations, Sources
 
 CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway import joined_calls
+from gateway.answers import joined_calls
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender import InvalidRequest, ServerFault, StageDied
 from triton_recommender.tensors import RECOMMEND

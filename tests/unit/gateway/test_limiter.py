@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.limiter import LEAST, RESERVED, Limiter
+from gateway.answers.limiter import LEAST, RESERVED, Limiter
 
 
 class Clock:

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from gateway import progress, schema
+from gateway.edge.tokens import hash_token
 from gateway.metrics import Metrics
 from gateway.progress import KEPT_S, LogReports, watch_calibration
-from gateway.tokens import hash_token
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from serving.contract.errors import DependencyError

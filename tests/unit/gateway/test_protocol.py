@@ -15,7 +15,7 @@ import pytest
 
 from experiments.forged import forge_rest
 from experiments.malformed import send_http
-from gateway import protocol
+from gateway.edge import protocol
 from gateway.settings import GatewaySettings
 from serving.contract.errors import ConfigError
 from tests.unit.gateway.conftest import Gateway

@@ -9,9 +9,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from gateway import schema, similar
+from gateway import schema
+from gateway.answers import similar
+from gateway.answers.similar import MOST_WAITING, SimilarItems
 from gateway.shop import Shop
-from gateway.similar import MOST_WAITING, SimilarItems
 from serving.contract.artifacts import find_stage_folder
 from triton_recommender import Overloaded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.explain import build_inputs, find_sources
+from gateway.answers.explain import build_inputs, find_sources
 from live.exposures import SOURCE_NAMES
 from serving.pipeline import Pipeline
 from tests.unit.live.test_live_answers import event_inputs, last_event_ms, upserted

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gateway.experiments import Experiments, enrol
+from gateway.answers.experiments import Experiments, enrol
+from gateway.answers.visitors import Visitor, find_visitor_id
 from gateway.shop import Shop
-from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import SOURCE_NAMES
 from repository.file_stamps import Stamp, read_stamp
 from serving.contract.artifacts import find_stage_folder
@@ -205,7 +205,7 @@ def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:
 
 def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[Place], list]:
     """Return where an item is after each stage, and how each rule moved it."""
-    from gateway.rules_trace import trace_rules  # here, because its loops load the compiler
+    from gateway.answers.rules_trace import trace_rules  # here, because its loops load the compiler
 
     candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
     rerank = pipeline.stages["rerank"]

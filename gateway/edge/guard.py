@@ -10,7 +10,7 @@ name). Both are refused.
 A known client that asks for recommendations too often gets popular items instead of 429: a shop must never get an error page.
 
 A body is read whole before a route runs, so no route ever waits for a slow caller. Compressed (415) and chunked (411) bodies
-are refused. gateway/protocol.py cuts off headers that never end.
+are refused. gateway/edge/protocol.py cuts off headers that never end.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cachetools import LRUCache
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.edge.tokens import hash_token
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
-from gateway.tokens import hash_token
 
 OPEN_PATHS = frozenset(  # need no token, because they show no data of the shop
     {"/healthz", "/readyz", "/", "/console.js", "/experiment.js", "/console.css"}

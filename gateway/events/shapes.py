@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.faults import describe_fault
+from gateway.edge.faults import describe_fault
 from serving.live.admission import EARLIEST_MS, MAX_TEXT_BYTES
 
 MOST_SESSION_CHARACTERS = 256

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from opentelemetry import trace
 
-from gateway.experiments import NO_EXPERIMENT, Enrolment, Experiments, Shown, enrol, find_discarded
-from gateway.explain import Explainer
-from gateway.joined_calls import JoinedCalls
-from gateway.limiter import Limiter
+from gateway.answers.experiments import NO_EXPERIMENT, Enrolment, Experiments, Shown, enrol, find_discarded
+from gateway.answers.explain import Explainer
+from gateway.answers.joined_calls import JoinedCalls
+from gateway.answers.limiter import Limiter
+from gateway.answers.visitors import Visitor, find_visitor_id
 from gateway.metrics import Metrics
 from gateway.shop import Shop
-from gateway.visitors import Visitor, find_visitor_id
 from live.exposures import FAILED, FALLBACK, Exposure, ExposureLog
 from serving.contract.errors import RecommenderError as ServingError
 from serving.live.experiment import SHADOW_ARM

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.errors import describe_error, hide_address, log_error
-from gateway.event_shapes import EventBody, explain_refusal, read_event
+from gateway.edge.errors import describe_error, hide_address, log_error
+from gateway.events.shapes import EventBody, explain_refusal, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from serving.contract.ids import NAME

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import Match
 
-from gateway.faults import describe_fault
-from gateway.questions import STATUS, JsonResponse, make_error_response
+from gateway.edge.faults import describe_fault
 from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.errors import RequestError
 from triton_recommender import InvalidRequest, Overloaded, RecommenderError
 
 log = logging.getLogger("gateway")
 
+RETRY_AFTER = {"retry-after": "1"}
+# The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
+STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 REFUSING_SERVER = re.compile(r"\AThe server at \S+")  # at the start, behind which a message may quote a caller's text
 MESSAGES = {  # for callers, by the status of an error
     "UNAVAILABLE": "No server can answer at present. Try again. The gateway's log has the reason.",
@@ -28,6 +33,20 @@ MESSAGES = {  # for callers, by the status of an error
     "RESOURCE_EXHAUSTED": "More requests wait than are answered in time. Try again, or send less.",
 }
 OTHER_MESSAGE = "The server failed on this request. The gateway's log has the reason."
+
+
+class JsonResponse(Response):
+    """An answer as JSON, written by a fast serializer."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def make_error_response(status: int, code: str, message: str) -> JsonResponse:
+    """Return an error in the form of every route: {"error": {"code", "message"}}."""
+    return JsonResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
 
 
 def describe_error(error: RecommenderError) -> str:

@@ -1,4 +1,4 @@
-"""Parse requests for recommendations and explanations, and write errors as JSON.
+"""Parse requests for recommendations and explanations.
 
 The route of recommendations is parsed here and not by FastAPI, whose parsing costs more than the rest of the gateway.
 `describe_parameters` describes the same in /openapi.json.
@@ -11,25 +11,20 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.event_shapes import MOST_SESSION_CHARACTERS, Int64
-from gateway.faults import describe_fault
-from gateway.recommendations import Question
+from gateway.answers.recommendations import Question
+from gateway.answers.visitors import Visitor
+from gateway.edge.faults import describe_fault
+from gateway.events.shapes import MOST_SESSION_CHARACTERS, Int64
 from gateway.settings import GatewaySettings
-from gateway.visitors import Visitor
 from triton_recommender import InvalidRequest
 
 CONTEXT = "context."  # before a context column's name in a query
 LISTS = ("history", "exclude")
 HEADERS = {b"x-deadline-ms": "x-deadline-ms", b"x-priority": "x-priority"}
 LARGEST = (1 << 63) - 1  # int64
-RETRY_AFTER = {"retry-after": "1"}
-# The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
-STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 
 
 class VisitorParameters(BaseModel):
@@ -164,20 +159,6 @@ def parse_query(query: bytes) -> list[tuple[str, str]]:
 def split_ids(values: list[str]) -> tuple[str, ...]:
     """Split values that hold one id each, or several separated by commas. Empty and blank ones are left out."""
     return tuple(part for value in values for part in value.split(",") if part.strip())
-
-
-class JsonResponse(Response):
-    """An answer as JSON, written by a fast serializer."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
-
-
-def make_error_response(status: int, code: str, message: str) -> JsonResponse:
-    """Return an error in the form of every route: {"error": {"code", "message"}}."""
-    return JsonResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
 
 
 def describe_parameters(form: type[VisitorParameters]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gateway.limiter import SHARES
+from gateway.answers.limiter import SHARES
 from gateway.metrics import Metrics
 from triton_recommender import (
     AsyncRecommender,
