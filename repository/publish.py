@@ -68,8 +68,8 @@ log = logging.getLogger(__name__)
 
 PIPELINE = "serving.pipeline"
 STAGING = ".staging"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WRITTEN_IN_PART = re.compile(r"\d+ requested and \d+ written")  # NumPy's words for a full disk, without an errno
+# What the system, copytree and NumPy say of a full disk; the last one has no errno
+FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\]|\A\d+ requested and \d+ written\Z")
 
 FindHeld = Callable[[Path], set[int] | None]
 
@@ -266,7 +266,7 @@ def refuse_full_disk(error: OSError, staging: Path) -> None:
     reason = str(error)
     if isinstance(error, shutil.Error):  # by copytree; its argument is a list of (source, target, reason), one per file
         reason = error.args[0][0][2]
-    elif error.errno not in FULL and not WRITTEN_IN_PART.fullmatch(reason):
+    if not FULL.search(reason):
         return
     own, temporary = staging.parent, Path(tempfile.gettempdir())
     own_mib, temporary_mib = (f"{shutil.disk_usage(folder).free >> 20:,} MiB" for folder in (own, temporary))

@@ -67,3 +67,10 @@ def test_other_errors_stay_what_they_are(tmp_path):
     with pytest.raises(OSError, match="Input/output error"), Staging(tmp_path / "repo"):
         raise OSError(errno.EIO, "Input/output error")
     assert read_pinned_generation(tmp_path / "repo") == 1
+
+
+def test_a_file_that_cannot_be_copied_for_another_reason_is_no_full_disk(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").symlink_to("nowhere")
+    with pytest.raises(shutil.Error, match="No such file"), Staging(tmp_path / "repo"):
+        shutil.copytree(tmp_path / "source", tmp_path / "copy")
