@@ -22,25 +22,23 @@ from perf.observe import Latency, compute_times, read_counters
 from perf.report.results import Closed, Open, Yardstick
 from serving.contract.tensors import ENSEMBLE
 
-INTERACTIVE, BULK = 1, 2  # priority levels
 RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
 BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice the server's peak
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One open-loop load. `due_s` draws the instants; shares are of the requests."""
+    """One open-loop load. `due_s` draws the instants; the share is of the requests."""
 
     name: str
     due_s: Callable[[np.random.Generator], np.ndarray]
     duration_s: float
     cold_share: float = 0.0
-    bulk_share: float = 0.0
     in_burst: Callable[[np.ndarray], np.ndarray] | None = None  # marks the requests due within a burst
 
 
 def make_scenarios(peak_rate: float, duration_s: float) -> list[Scenario]:
-    """Return Poisson loads at shares of the peak, then volleys, cold starts, two priorities and bursts.
+    """Return Poisson loads at shares of the peak, then volleys, cold starts and bursts.
 
     peak_rate: requests/s
     """
@@ -57,7 +55,6 @@ def make_scenarios(peak_rate: float, duration_s: float) -> list[Scenario]:
         *loads,
         volleys,
         Scenario("cold starts 20 %", make_poisson(0.5), duration_s, cold_share=0.2),
-        Scenario("half of it bulk", make_poisson(0.75), duration_s, bulk_share=0.5),
         Scenario("bursts x10", draw_bursts, duration_s * 2, in_burst=schedule.is_in_burst),
     ]
 
@@ -66,15 +63,11 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     """Run one scenario against the ensemble and add it to the run."""
     due_s = scenario.due_s(bench.rng)
     rows = draw(bench.requests | bench.answers, len(due_s), bench.rng, scenario.cold_share)
-    bulk = bench.rng.random(len(due_s)) < scenario.bulk_share
-    priority = np.where(bulk, BULK, INTERACTIVE) if scenario.bulk_share else None
-    bodies = serialise(bench.specs[ENSEMBLE], rows, priority)
+    bodies = serialise(bench.specs[ENSEMBLE], rows)
     classes: dict[str, np.ndarray] = {}
     cold = ~np.isin(rows["user_id"][:, 0], bench.requests["user_id"][:, 0])
     if scenario.cold_share:
         classes |= {"known users": ~cold, "cold starts": cold}
-    if scenario.bulk_share:
-        classes |= {"interactive": ~bulk, "bulk": bulk}
     if scenario.in_burst is not None:
         inside = scenario.in_burst(due_s)
         classes |= {"between bursts": ~inside, "in a burst": inside}

@@ -92,16 +92,11 @@ def _make_plain(row: np.ndarray) -> list:
     return np.nan_to_num(row.ravel(), nan=0.0).tolist() if row.dtype.kind == "f" else row.ravel().tolist()
 
 
-def serialise(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:
-    """Return one ModelInferRequest per row in bytes, so that no work is left for the instant when a request is due.
-
-    priority: int [N], 0 = the model's default
-    """
+def serialise(spec: ModelSpec, rows: Arrays) -> list[bytes]:
+    """Return one ModelInferRequest per row in bytes, so that no work is left for the instant when a request is due."""
     bodies = []
     for row in range(len(next(iter(rows.values())))):
         request = pb.ModelInferRequest(model_name=spec.name)
-        if priority is not None and priority[row]:
-            request.parameters["priority"].uint64_param = int(priority[row])
         for tensor in spec.inputs:
             request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=[1, *tensor.dims])
             request.raw_input_contents.append(_make_raw(rows[tensor.name][row]))

@@ -28,6 +28,4 @@ def write_notes(run: Run) -> list[str]:
         notes.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
     elif not run.comparable:
         notes.append("No answer was compared with one computed in process, because rows are updated while they are served.")
-    if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
-        notes.append("No model has priorities (`priority_levels`): interactive and bulk requests were served alike.")
     return notes

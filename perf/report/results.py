@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from perf.observe import Latency, ProcessMemory, StageTimes, sum_mib
-from repository.models import read_config
 from server.start.environment import PROJECT
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -54,7 +53,7 @@ class Open(BaseModel, frozen=True):
     achieved_rate: float  # answers without error, over the load's duration
     duration_s: float
     latency: Latency | None
-    by_class: dict[str, Latency]  # "interactive", "bulk", "cold", "in burst", …: where a load has more than one class
+    by_class: dict[str, Latency]  # "cold starts", "in a burst", …: where a load has more than one class
     errors: dict[str, int]  # message -> count
     error_share: float
     unsent: int  # due but never sent: no connection, flow control, or too many in flight; counted as errors
@@ -117,7 +116,6 @@ class Run(BaseModel):
     machine: Machine
     layout: str
     comparable: bool = True  # False: rows are updated while they are served, so answers are not the recorded ones
-    priority_levels: int = 0  # the most of any model; below 2 all requests are served alike
     floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: the cost of gRPC alone
     closed: list[Closed] = []
     open: list[Open] = []
@@ -236,11 +234,6 @@ def read_machine() -> dict[str, Any]:
     """Return the code's commit, the cores and the load. Call it before the measurement adds its own load."""
     machine = Machine.here()
     return {"commit": read_commit(), "cores": machine.cores, "load_before": round(machine.load_before, 2)}
-
-
-def count_priority_levels(repo: Path) -> int:
-    """Return the most priority levels of any model; 0 when none has priorities."""
-    return max((read_config(path).dynamic_batching.priority_levels for path in repo.glob("*/config.pbtxt")), default=0)
 
 
 def hash_configs(repo: Path) -> str:

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from perf import cli, slo
 from perf.report import plots, tables
-from perf.report.notes import write_notes
 from perf.report.page import write_report
 from perf.report.results import summarise
 from tests.unit.perf.conftest import stage_times
@@ -86,13 +85,6 @@ def test_a_single_load_has_its_pictures(run, tmp_path):
     one = run.open[-1].model_copy(update={"name": "bursts 40/s"})
     write_report(run.model_copy(update={"closed": [], "open": [one]}), tmp_path, [])
     assert {"histogram.png", "bursts.png"} <= {path.name for path in tmp_path.glob("*.png")}
-
-
-@pytest.mark.parametrize(("levels", "told"), [(0, True), (2, False)])
-def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
-    bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
-    mixed = run.model_copy(update={"open": [bulk], "priority_levels": levels})
-    assert any("has priorities" in note for note in write_notes(mixed)) is told
 
 
 def test_a_load_whose_answers_differ_is_broken_without_a_bound(run, tmp_path, capsys):

@@ -66,14 +66,13 @@ def test_every_due_request_is_sent_and_answered(bench):
         lambda rng: schedule.draw_bursts(15.0, 4.0, rng, every_s=2.0),
         4.0,
         cold_share=0.3,
-        bulk_share=0.5,
         in_burst=lambda due_s: schedule.is_in_burst(due_s, every_s=2.0),
     )
     load = sweep.add_open(bench, scenario)
     assert (load.errors, load.error_share, load.unsent) == ({}, 0.0, 0)
     assert load.stages["rerank"].requests == present(load.latency).count == present(load.send_late).count
     assert (load.compared, load.differing_answers) == (load.by_class["known users"].count, "")
-    for pair in (("known users", "cold starts"), ("interactive", "bulk"), ("between bursts", "in a burst")):
+    for pair in (("known users", "cold starts"), ("between bursts", "in a burst")):
         assert sum(load.by_class[name].count for name in pair) == present(load.latency).count
 
 

@@ -117,13 +117,6 @@ def test_what_compares_answers_refuses_rows_that_are_updated(tmp_path, updates):
         answers.require_comparable(tmp_path)
 
 
-def test_priority_levels_are_read_from_the_configs(tmp_path):
-    for model, levels in (("rank", 0), ("preprocess", 2)):
-        (tmp_path / model).mkdir()
-        (tmp_path / model / "config.pbtxt").write_text(f"dynamic_batching {{ priority_levels: {levels} }}")
-    assert results.count_priority_levels(tmp_path) == 2
-
-
 def test_commits_are_told(tmp_path):
     assert results.read_commit(tmp_path) == ""
     assert re.fullmatch(r"[0-9a-f]{7,}\+?", results.read_commit())

@@ -56,13 +56,6 @@ def test_serialised_requests_carry_every_tensor(requests):
             np.testing.assert_array_equal(tensor, requests[name][row : row + 1])
 
 
-def test_priorities_are_parameters_of_the_request(requests):
-    bodies = serialise(SPEC, requests, np.array([0, 1, 2, 0]))
-    levels = [pb.ModelInferRequest.FromString(body).parameters["priority"].uint64_param for body in bodies]
-    assert levels == [0, 1, 2, 0]
-    assert "priority" not in pb.ModelInferRequest.FromString(bodies[0]).parameters
-
-
 def test_analyzer_json_says_the_same(requests, tmp_path):
     write_analyzer_json(tmp_path / "in.json", SPEC, requests)
     steps = json.loads((tmp_path / "in.json").read_text())["data"]
