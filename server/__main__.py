@@ -37,7 +37,7 @@ app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.
 app.add_typer(rules.app, name="rules")
 app.add_typer(experiment.app, name="experiment")
 
-DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": "", "follow_pin": False}
+DEFAULTS = {"threads": 1, "cache_mib": 0, "host": LOOPBACK, "no_http": False, "tls": "", "follow_pin": False}
 
 
 Settings = dict[str, int | bool | str | None]
@@ -60,9 +60,6 @@ def start(
         int | None, typer.Option(min=1, help="threads per model instance and numeric library (default 1)")
     ] = None,
     cache_mib: Annotated[int | None, typer.Option(min=0, help="response cache, MiB (default 0: none)")] = None,
-    fixed: Annotated[
-        bool, typer.Option("--fixed", help="never load or unload a model after the start (model control none)")
-    ] = False,
     host: Annotated[
         str | None,
         typer.Option(help=f"address to listen at (default {LOOPBACK}: this machine only; 0.0.0.0: everybody who reaches it)"),
@@ -102,15 +99,14 @@ def start(
 
     Settings that differ from those of the kept server are an error. A server that lost a model's process is restarted.
     """
-    if follow_pin and (fixed or unsupervised):
+    if follow_pin and unsupervised:
         raise ConfigError(
-            f"--follow-pin needs a supervisor that moves the server, and {'--fixed' if fixed else '--unsupervised'} leaves "
-            f"{'no server that can move' if fixed else 'none'}. Use one of the two."
+            "--follow-pin needs a supervisor that moves the server, and --unsupervised leaves none. Use one of the two."
         )
     if gateway_config is not None and not gateway_port:
         raise ConfigError("--gateway-config needs --gateway-port. Add it.")
     ports = Ports(grpc_port, http_port, metrics_port)
-    requested: Settings = {"threads": threads, "cache_mib": cache_mib, "host": host, "fixed": fixed or None}
+    requested: Settings = {"threads": threads, "cache_mib": cache_mib, "host": host}
     requested |= {"no_http": no_http or None, "follow_pin": follow_pin or None, "tls": str(tls.resolve()) if tls else None}
     with _hold_lock_once_ready(repo, ports, requested, timeout_s):
         state = _start(repo, ports, requested, timeout_s)
@@ -364,7 +360,7 @@ def _move_to_pinned(state: ServerState) -> bool:
     served, wanted = find_served_generation(state.grpc_url), read_pinned_generation(state.repo)
     gone = served not in list_published_generations(state.repo)  # pruned, so the server cannot move
     another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
-    if gone or another or (state.settings.get("fixed") and served != wanted):
+    if gone or another:
         return False
     control.activate(state, wanted, RUN_DIR)
     if served != wanted:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from tritonclient.utils import InferenceServerException
 
@@ -55,14 +55,11 @@ IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for the requests th
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
 POLL_S = 0.1
 
-ModelControl = Literal["explicit", "none"]
-
 
 class TritonServer:
     """One server process.
 
     threads: per model instance and numeric library; cache_bytes: size of the response cache, 0: none
-    model_control: "explicit" lets `activate` move the server to another generation; "none" does not
     host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network
     http: whether to serve HTTP in addition to gRPC; tls: for gRPC; None: no TLS
     run_dir: folder of logs, state files and backends
@@ -77,7 +74,6 @@ class TritonServer:
         ports: Ports | None = None,
         *,
         threads: int = 1,
-        model_control: ModelControl = "explicit",
         cache_bytes: int = 0,
         host: str = LOOPBACK,
         http: bool = True,
@@ -91,7 +87,6 @@ class TritonServer:
         self.repo = Path(repo).resolve()
         self.ports = ports or find_free_ports()
         self.threads = threads
-        self.model_control = model_control
         self.cache_bytes = cache_bytes
         self.host = host
         self.http = http
@@ -112,7 +107,6 @@ class TritonServer:
             repo,
             ports,
             threads=settings["threads"],
-            model_control="none" if settings["fixed"] else "explicit",
             cache_bytes=settings["cache_mib"] << 20,
             host=settings["host"],
             http=not settings["no_http"],
@@ -160,7 +154,7 @@ class TritonServer:
         check_free(self.ports)
         check_memory(models)
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
-        settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
+        settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder, "follow_pin": self.follow_pin}
         served = generation or activation.find_pinned_generation(self.repo)
         if served:
@@ -224,12 +218,12 @@ class TritonServer:
             f"--metrics-port={self.ports.metrics}",
             "--metrics-config=summary_latencies=true",  # quantiles of latency, for alerts and dashboards
             f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
-            f"--model-control-mode={self.model_control}",
+            "--model-control-mode=explicit",  # lets `activate` move the server to another generation
             *(self.tls.server_options if self.tls else ()),
             *trace_options(os.environ),
             "--disable-auto-complete-config",  # our configs are complete; auto-completion costs one more process per model
         ]
-        if self.model_control == "explicit" and not self._sends_configs:
+        if not self._sends_configs:
             command.append("--load-model=*")
         if any(model.has_priorities for model in models):
             command.append("--rate-limit=execution_count")
@@ -256,11 +250,6 @@ class TritonServer:
 
     def _read_models_to_send(self, generation: int) -> list[Model]:
         """Return the models with the configs by which the server loads a generation without those on disk, in that order."""
-        if self.model_control == "none":
-            raise ServerError(
-                f"The configs in {self.repo} name another generation than {generation}, and cannot be written. A server that "
-                "was started with --fixed loads what they name, and nothing else: make the repository writable for this user."
-            )
         pinned = read_pinned_to(self.repo, generation)
         names = {model.name for model in pinned}
         return [*pinned, *(model for model in read_repository(self.repo) if model.name not in names)]  # a challenger

@@ -238,11 +238,11 @@ class Watch:
             return
         until = "until the files are as published, or an intact generation is pinned"
         say(f"no other generation is intact: {ENSEMBLE} is taken out of service {until}")
-        if state.settings.get("fixed") or not processes.is_running(state.pid, state.tag):
-            end_server(state)
-        else:
+        if processes.is_running(state.pid, state.tag):
             with open_local_client(state.grpc_url) as client:
                 client.unload_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
+        else:
+            end_server(state)
         state.change(self._run_dir, fault=fault)
         self._check = self._seen_pin = None  # so that the next tick reads the files: they may be as published by then
 

@@ -121,10 +121,7 @@ def main() -> None:
     parser.add_argument("--grpc-port", type=int)
     parser.add_argument("--metrics-port", type=int)
     parser.add_argument("--load-model")
-    parser.add_argument("--model-control-mode")
     options, _ = parser.parse_known_args()
     with socket.create_server(("127.0.0.1", options.metrics_port)):
-        TritonDouble(
-            options.model_repository, options.grpc_port, loads=options.load_model == "*" or options.model_control_mode == "none"
-        )
+        TritonDouble(options.model_repository, options.grpc_port, loads=options.load_model == "*")
         threading.Event().wait()

@@ -107,16 +107,6 @@ def test_start_serves_a_generation_that_was_replaced_under_the_same_number(repo,
     assert "already running" in call(*start)
 
 
-def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo, ports, start, call):
-    call(*start, "--fixed")
-    assert "already running" in call(*start)
-    toys.publish(repo, 2)
-    pin(repo, 2)
-    assert call(*start).startswith("ready: ")
-    with grpcclient.InferenceServerClient(f"localhost:{ports.grpc}") as client:
-        assert toys.ask(client, 1) == toys.expected(1, generation=2)
-
-
 def test_a_failed_start_is_one_message_and_diagnose_repeats_it(repo, ports, start, call, monkeypatch):
     (repo / "second" / "1" / "model.py").write_text("raise RuntimeError('tables.npy is cut short')")
     monkeypatch.setattr(sys, "argv", ["server", *map(str, start)])

@@ -151,14 +151,6 @@ def test_an_unpublished_generation_is_refused_and_one_that_was_removed_cannot_be
         assert toys.ask(client, 2) == toys.expected(2, generation=1)
 
 
-def test_a_server_with_fixed_models_stays_where_it_is(repo, launch):
-    server = launch(repo, model_control="none")
-    toys.publish(repo, 2)
-    with pytest.raises(ServerError, match=r"stays at generation 1.*explicit model load"):
-        activate(server.grpc_url, repo, 2)
-    assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
-
-
 def test_no_server_to_move(repo):
     with pytest.raises(ServerError, match="No server answers at localhost:1"):
         activate("localhost:1", repo, 1)

@@ -42,7 +42,7 @@ from tests.triton_double import TritonDouble, write_wheel
 from tests.unit.server.three_generations import make_repository_with_experiment
 from tests.unit.server.unwritable import make_unwritable
 
-SETTINGS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": "127.0.0.1", "no_http": False, "tls": "", "follow_pin": False}
+SETTINGS = {"threads": 1, "cache_mib": 0, "host": "127.0.0.1", "no_http": False, "tls": "", "follow_pin": False}
 # A server whose stubs have ended, and which never asks what became of them.
 PARENT = """
 import subprocess, sys, time
@@ -184,7 +184,7 @@ def spoil_start(fault: str, repo: Path) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("fault", ["damaged", "removed", "two pins", "challenger", "TLS", "host"])
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_a_start_that_would_fail_stops_nothing(is_ended, fault, sleeping, tmp_path, start):
-    """A supervisor that takes a server with --fixed out of service ends it. Its gateway answers all the same."""
+    """A supervisor that takes a server out of service may have ended it. Its gateway answers all the same."""
     repo = copy_lean_repository(tmp_path / "shop")
     said, options = spoil_start(fault, repo)
     with run_tagged(sleeping.tag) as helper:
@@ -346,7 +346,7 @@ def test_a_challenger_answers_in_place_of_a_damaged_champion_only_where_no_other
 @pytest.mark.parametrize(("fault", "lost"), [("its files are damaged", 0), ("", 2)])
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, start):
     repo = toys.publish(tmp_path / "repo", 1)
-    own = SETTINGS | {"threads": 4, "fixed": True, "no_http": True}
+    own = SETTINGS | {"threads": 4, "no_http": True}
     stub = shutil.copy(present(shutil.which("true")), tmp_path / STUB_PROGRAM)
     parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
     ports = sleeping.ports

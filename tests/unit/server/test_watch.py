@@ -38,7 +38,7 @@ from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.present import present
 from tests.repositories import copy_generation, copy_lean_repository
 from tests.tags import draw_tag, run_tagged
-from tests.triton_double import write_wheel
+from tests.triton_double import TritonDouble, write_wheel
 from tests.unit.server.three_generations import make_repository_with_experiment
 from tests.unit.server.unwritable import make_unwritable
 from tests.waiting import until
@@ -54,7 +54,6 @@ time.sleep(600)
 """
 SETTINGS = {
     "threads": 1,
-    "fixed": False,
     "cache_mib": 0,
     "host": "127.0.0.1",
     "no_http": False,
@@ -68,7 +67,7 @@ def state(tmp_path) -> Iterator[ServerState]:
     """The saved state of a process that does nothing in the place of a server."""
     tag, ports = draw_tag(), find_free_ports()
     with run_tagged(tag) as server:
-        state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", ports, {"host": "127.0.0.1", "fixed": False})
+        state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", ports, {"host": "127.0.0.1"})
         state.save(tmp_path)
         yield state
 
@@ -148,6 +147,16 @@ def watched(state: ServerState, run_dir: Path) -> Iterator[None]:
             state.forget(run_dir)  # again and again: a restart saves the state anew
             supervisor.join(0.1)
         stop_server(state, run_dir)
+
+
+@contextmanager
+def answering(state: ServerState) -> Iterator[None]:
+    """Let the process that does nothing look like a server that answers, while the block runs."""
+    double = TritonDouble(state.repo, state.ports.grpc)
+    try:
+        yield
+    finally:
+        double.stop()
 
 
 @pytest.fixture
@@ -248,12 +257,13 @@ def test_a_server_out_of_service_comes_back_with_an_intact_generation_that_is_pu
     repo = copy_lean_repository(tmp_path / "shop")
     copy_generation(repo)
     published = {model: (repo / model / "2").rename(tmp_path / model) for model in (*STAGES, *LIVE_MODELS, ENSEMBLE)}
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
     state.save(tmp_path)
     (repo / "rank" / "1" / MANIFEST_FILE).write_text("{damaged")
     path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
-        until(lambda: present(read_state(path)).fault)
+        with answering(state):
+            until(lambda: present(read_state(path)).fault)
         for model, folder in published.items():
             folder.rename(repo / model / "2")
         pin(repo, 2)  # the last step of a publication
@@ -268,13 +278,14 @@ def test_a_server_out_of_service_comes_back_once_the_files_of_the_pinned_generat
     pin(repo, 2)
     path = repo / "rank" / "2" / "stage.json"
     published = path.read_bytes()
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
     state.save(tmp_path)
     state_path = make_state_path(tmp_path, state.ports.grpc)
     for generation in ("1", "2"):
         (repo / "rank" / generation / "stage.json").write_text("{damaged")
     with watched(state, tmp_path):
-        until(lambda: present(read_state(state_path)).fault)
+        with answering(state):
+            until(lambda: present(read_state(state_path)).fault)
         time.sleep(4 * TICK_S)  # for it to read the damaged files
         path.write_bytes(published)
         until(lambda: (now := read_state(state_path)) is not None and now.generation == 2 and is_running(now.pid, now.tag))
@@ -285,12 +296,13 @@ def test_a_server_out_of_service_comes_back_once_the_files_of_the_pinned_generat
 def test_a_removed_repository_takes_the_server_out_of_service_until_it_is_back(state, tmp_path, capsys):
     repo = copy_lean_repository(tmp_path / "shop")
     backup = shutil.copytree(repo, tmp_path / "backup")
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"fixed": True})
+    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
     state.save(tmp_path)
     path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
-        shutil.rmtree(repo)
-        until(lambda: (now := read_state(path)) is not None and now.fault)
+        with answering(state):
+            shutil.rmtree(repo)
+            until(lambda: (now := read_state(path)) is not None and now.fault)
         backup.rename(repo)
         until(lambda: (now := read_state(path)) is not None and not now.fault and is_running(now.pid, now.tag))
     assert "Traceback" not in capsys.readouterr().out
