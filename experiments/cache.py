@@ -3,7 +3,7 @@
     python -m experiments.cache --repo … --data online-retail
 
     hit rates   a stretch of the log goes through a MemoryCache that lives by the log's own clock, for several ttls
-    warming     hit rate of the first day's visits after warming with the most active users, overall or of each cluster
+    warming     hit rate of the first day's visits after warming with the most active users
     time        the same requests, in the log's order, to two real servers in turns: without a cache, with Triton's response
                 cache, with ours in memory and in Redis, and with ours in memory that asks for the generation each time
 
@@ -30,7 +30,6 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from clients.warming import cluster_vectors, order_by_turns, read_active_users
 from experiments.fault_backends import RedisNode
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from perf.command import run
@@ -38,15 +37,17 @@ from perf.observe import Latency
 from perf.target import own_server
 from repository.models import read_config, read_repository, write_config
 from server.status.health import open_local_client
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender import MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Cache, Entry
 from triton_recommender.cache.entries import DIGEST_BYTES, Key
+from triton_recommender.folder import read_active_users
 from triton_recommender.models import Recommendations
 
 TTLS_S = {"1 min": 60, "10 min": 600, "1 h": 3_600, "1 day": 86_400, "7 days": 7 * 86_400}
 ANSWER = bytes(240)  # in place of a real one
-WARM_USERS, WARM_CLUSTERS = 500, 50
+WARM_USERS = 500
 WARM_UP = 200  # requests before the clock starts, of users that the stretch does not have
 CACHE_MIB = 64
 COUNTED_S = 1.0  # the server counts a moment after it has answered
@@ -123,14 +124,8 @@ def measure_hit_rates(stretch: Stretch) -> list[Figure]:
 
 def measure_warming(stretch: Stretch, repo: Path, ttl_s: float) -> list[Figure]:
     """Return the share of visits within `ttl_s` of the start that are hits, by the users that the cache was warmed with."""
-    user_ids, activity, vectors = read_active_users(repo)
-    chosen = {
-        "nobody": [],
-        f"{WARM_USERS} users by activity": user_ids[:WARM_USERS].tolist(),
-        f"{WARM_USERS} users by cluster": user_ids[
-            order_by_turns(cluster_vectors(vectors, WARM_CLUSTERS), activity)[:WARM_USERS]
-        ].tolist(),
-    }
+    user_ids = read_active_users(repo, read_pinned_generation(repo))
+    chosen = {"nobody": [], f"{WARM_USERS} users by activity": user_ids[:WARM_USERS].tolist()}
     visits = stretch.visits
     visits = visits.take(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
     return [

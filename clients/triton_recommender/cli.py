@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from triton_recommender.cache.commands import follow, forget
+from triton_recommender.cache.commands import COMMAND_TIMEOUT_S, CacheUrl, Namespace, TtlS, follow, forget
+from triton_recommender.cache.redis_cache import RedisCache
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.client import DEFAULT_URL
 from triton_recommender.display import (
@@ -28,8 +29,8 @@ from triton_recommender.display import (
     print_answer,
     warn_of_foreign_items,
 )
-from triton_recommender.errors import CatalogueMissing, InvalidRequest, RecommenderError
-from triton_recommender.folder import list_users
+from triton_recommender.errors import CatalogueMissing, InvalidRequest, RecommenderError, Unavailable
+from triton_recommender.folder import list_users, read_active_users, read_pinned_generation
 from triton_recommender.models import EventDetails, Query, Timeouts, Tls
 from triton_recommender.recommender import Recommender
 from triton_recommender.terminal import dump_json, escape_text
@@ -231,6 +232,35 @@ def catalogue(repo: Source = DEFAULT_SOURCE) -> None:
     """Write names and titles as one JSON document: clients accept its file or URL instead of the repository's folder."""
     with report_errors():
         typer.echo(json.dumps(Catalogue.load(repo).as_document()))
+
+
+@app.command()
+def warm(
+    cache: CacheUrl = "redis://localhost:6379",
+    namespace: Namespace = "recommend",
+    ttl_s: TtlS = 300.0,
+    count: Annotated[int, typer.Option("--users", min=1, help="how many users to ask for, the most active ones")] = 1_000,
+    context: Context = None,
+    repo: Annotated[Path, typer.Option(help="the folder of the repository that the server serves")] = Path(DEFAULT_SOURCE),
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Ask for the most active users, so that their answers are cached when they come."""
+    with report_errors():
+        user_ids = read_active_users(repo, read_pinned_generation(repo))[:count].tolist()
+        columns, fallbacks = parse_pairs(context or [], "--context"), 0
+        store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
+        with Recommender(url, timeouts=Timeouts(30.0), cache=store) as shop:
+            size = shop.signature().max_batch
+            for start in range(0, len(user_ids), size):  # each with a timeout of its own
+                queries = [Query(user_id, context=columns) for user_id in user_ids[start : start + size]]
+                fallbacks += sum(bool(answer.degraded) for answer in shop.recommend_many(queries))
+        counts = store.counts
+        if counts.failures:
+            raise Unavailable(
+                f"Redis at {store.address} did not answer, {counts.stored} of {len(user_ids)} answers are kept. "
+                "Check it, then try again."
+            )
+        typer.echo(f"{len(user_ids)} users: {counts.stored} asked and kept, {counts.hits} were warm, {fallbacks} got fallbacks")
 
 
 @contextmanager

@@ -72,12 +72,11 @@ def read_names(path: Path) -> dict[str, int]:
     return names
 
 
-def list_users(repo: Path, count: int) -> list[str]:
-    """Return at most `count` users, as the shop writes them, evenly spread from the most to the least active one.
+def read_active_users(repo: Path, generation: int) -> np.ndarray:
+    """Return the ids of all users, int64 [U], from the most to the least active one.
 
-    Raises CatalogueError when the repository or its store of users is missing or broken.
+    Raises CatalogueError when the generation's store of users is missing or broken.
     """
-    generation = read_pinned_generation(repo)
     folders = (
         repo / RECOMMEND / str(generation) / "preprocess",  # fused layout
         repo / "preprocess" / str(generation),
@@ -89,11 +88,20 @@ def list_users(repo: Path, count: int) -> list[str]:
         raise CatalogueError(f"{store} holds no user; expected one or more. {REMEDY}")
     if events.shape != (len(user_ids) + 1,):  # the last row stands for unknown users
         raise CatalogueError(f"{store}/event_count.npy has shape {events.shape}; expected {(len(user_ids) + 1,)}. {REMEDY}")
-    by_activity = np.argsort(-events[:-1], kind="stable")
+    return user_ids[np.argsort(-events[:-1], kind="stable")]
+
+
+def list_users(repo: Path, count: int) -> list[str]:
+    """Return at most `count` users, as the shop writes them, evenly spread from the most to the least active one.
+
+    Raises CatalogueError when the repository or its store of users is missing or broken.
+    """
+    generation = read_pinned_generation(repo)
+    user_ids = read_active_users(repo, generation)
     chosen = np.linspace(0, len(user_ids) - 1, min(count, len(user_ids))).astype(np.int64)
     by_name = read_names(repo / RECOMMEND / str(generation) / "user_names.json")
     names = {user_id: name for name, user_id in by_name.items()}
-    return [str(names.get(user_id, user_id)) for user_id in user_ids[by_activity[chosen]].tolist()]
+    return [str(names.get(user_id, user_id)) for user_id in user_ids[chosen].tolist()]
 
 
 def open_array(path: Path) -> np.ndarray:

@@ -39,7 +39,7 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "training": SERVING,
     "server": SERVING | {"repository"},
     "gateway": SERVING | {"clients", "live", "trials", "repository"},
-    "clients": SERVING,  # warming.py only: the installed package has none of it
+    "clients": set(),
     "export": SERVING | {"hps_config", "repository", "training", "server", "live", "trials"},
     "perf": SERVING | {"repository", "training", "server", "export"},
     "experiments": SERVING | {"repository", "training", "server", "export", "clients", "live", "perf", "trials"},

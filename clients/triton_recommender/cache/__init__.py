@@ -16,9 +16,7 @@ entries.py     keys of questions, bytes of answers
 generation.py  which generation answers now, and since when that is known
 transport.py   between client and wire: look up, ask once for all who wait, keep
 events.py      users of a Kafka topic or a log that grows are forgotten
-commands.py    `python -m clients forget | follow`
-
-`python -m clients warm`, which asks for popular users before they come, is clients/warming.py beside this package.
+commands.py    `python -m clients forget | follow`; `warm`, which asks for the most active users before they come, is in cli.py
 
 docs/caching.md has the reasons.
 """

@@ -1,4 +1,4 @@
-"""forget and follow from the command line, against a real Redis."""
+"""forget, follow and warm from the command line, against a real Redis."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from server.start.ports import find_free_ports
+from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.clients.test_catalogue import write_store
 from tests.waiting import until
-from triton_recommender import Recommender, RedisCache
+from triton_recommender import Query, Recommendations, Recommender, RedisCache
 from triton_recommender.cli import app
 
 PROJECT = Path(__file__).parents[4]
@@ -69,3 +71,16 @@ def test_follow_a_topic_until_interrupted(options, client, shop, broker):
         assert re.fullmatch(r"\d+ events, \d+ users forgotten, 0 events named nobody\n", follower.communicate(timeout=20)[0])
     assert follower.returncode == 0
     assert set(shop.asked[2:]) == {7}
+
+
+def test_warm_asks_for_the_most_active_users_once(options, repo):
+    write_store(repo / "preprocess" / "10", [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
+    server = GrpcDouble(lambda query: Recommendations((30, 10), (4.0, 3.0), generation=2))
+    command = ("warm", "--users", 3, "--context", "store=1", "--repo", repo, "--url", server.url, *options)
+    try:
+        first, again = (run(*command) for _ in range(2))
+    finally:
+        server.stop()
+    assert server.fake.queries == [Query(user, None, [], {"store": 1}) for user in (7, 3, 9)]
+    assert first.stdout == "3 users: 3 asked and kept, 0 were warm, 0 got fallbacks\n"
+    assert again.stdout == "3 users: 0 asked and kept, 3 were warm, 0 got fallbacks\n"
