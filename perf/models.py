@@ -183,7 +183,7 @@ def make_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str, Call
     if graph and search.index is None:  # an index reads the columns of all sources at once
         alone = Search(np.ascontiguousarray(search.item_vectors[:, graph]), search.neighbours, search.servable[:-1])
         sources["graph"] = lambda question: alone(question.vectors[:, graph], question.no_history, question.blocked, count)
-    return sources | (make_live_sources(retrieve, rng) if retrieve.popularity is not None else {})
+    return sources | make_live_sources(retrieve, rng)
 
 
 def make_live_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str, Callable[[Question], object]]:

@@ -254,16 +254,12 @@ def hand_over(path: Path, owned: Path) -> None:
 
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:
-    """Return a generation's catalogue as arguments of `compile_rules`. Raises ConfigError for a generation without it."""
+    """Return a generation's catalogue as arguments of `compile_rules`. Raises ArtifactError."""
     from serving.stages.features.ids import ItemIndex
     from serving.stages.live.content import NO_GROUP, Content
 
     folder = find_stage_folder(repository, "rerank", generation)
     content, ids = Content.load(folder), ItemIndex.load(folder / "item_ids.npy").ids
-    if content is None:
-        raise ConfigError(
-            f"Generation {generation} does not know its items' categories, because an older version exported it. Export again."
-        )
     names = find_stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE
     category, provider = (
         [None if code == NO_GROUP else known[code] for code in codes.tolist()]

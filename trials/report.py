@@ -15,7 +15,6 @@ from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import read_pinned_generation
 from serving.live.experiment import INTERLEAVED_ARM
 from trials.feedback import Feedback
-from trials.off_policy import TrialError
 
 Groups = Iterable[tuple[str | int, np.ndarray]]  # name, and bool [answers, K]: the items in it
 By = Literal["generation", "arm", "position", "category", "source"]
@@ -138,18 +137,13 @@ def group_sources(feedback: Feedback) -> Groups:
 
 
 def group_categories(repo: Path, generation: int) -> Callable[[Feedback], Groups]:
-    """Return a function that yields the items of each category that a generation knows.
-
-    Raises TrialError for a generation that was exported without its items' categories.
-    """
+    """Return a function that yields the items of each category that a generation knows. Raises ArtifactError."""
     # They take a second to import, and neither a guard nor the progress of an experiment needs them.
     from serving.stages.features.ids import ItemIndex
     from serving.stages.live.content import NO_GROUP, Content
 
     folder = find_stage_folder(repo, "rerank", generation)
     content = Content.load(folder)
-    if content is None:
-        raise TrialError(f"Generation {generation} does not know its items' categories: an older version exported it.")
     names = [*content.names[CATEGORY], UNKNOWN]
     codes = np.append(np.where(content.codes[CATEGORY] == NO_GROUP, len(names) - 1, content.codes[CATEGORY]), len(names) - 1)
     items = ItemIndex.load(folder / "item_ids.npy")

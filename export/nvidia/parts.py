@@ -40,7 +40,12 @@ class Part:
 PREPROCESS_PARTS = {
     "compiled": (),
     "nvtabular": (
-        Part(PREPROCESS_FEATURES, "preprocess", PYTHON, ("item_ids.npy", "item_category.npy", "store/*")),
+        Part(
+            PREPROCESS_FEATURES,
+            "preprocess",
+            PYTHON,
+            ("item_ids.npy", "item_category.npy", "item_updates*", "content/*", "store/*"),
+        ),
         Part(PREPROCESS_WORKFLOW, "preprocess", NVTABULAR),
         Part(PREPROCESS_TENSORS, "preprocess", PYTHON),
     ),

@@ -50,7 +50,7 @@ class PreprocessInputs:
     embedded: UserStore
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
-    content: Content | None = None
+    content: Content
     live: LiveUsers | None = None
     live_items: LiveItems | None = None
     trends: UserTrends | None = None  # declared aggregations of users
@@ -70,8 +70,6 @@ class PreprocessInputs:
         users = LiveUsers(reader.users, self.items, self.item_category, self.interests, self.repeats)
         live = users.with_machine_code(self.embedded.make_empty(np.zeros(2, np.int64)))
         trends = UserTrends.of(self.embedded, self.items, reader)
-        if self.content is None:
-            return replace(self, live=live, trends=trends)
         arrays = ItemCategories(self.content, self.item_category)
         return replace(self, live=live, live_items=LiveItems(reader, self.items, self.content, arrays), trends=trends)
 

@@ -69,7 +69,7 @@ class RankSettings:
 
     user_tables, item_tables: a table name per categorical column; blend: weight of the retrieval score that is added to logits
     threads: of the network's runs
-    as_of_s: clock of the item statistics, unix seconds; live sales after it are added; 0: no live sales
+    as_of_s: clock of the item statistics, unix seconds; live sales after it are added
     repeats: whether the network learned how often and when users took a candidate; otherwise these features are 0
     """
 
@@ -224,8 +224,8 @@ class Rank:
     network: Any
     outputs: RankOutputs
     best_items: BestItems
-    content: Content | None = None
-    item_plan: Plan | None = None
+    content: Content
+    item_plan: Plan
     trends: ItemTrends | None = None  # declared aggregations of items
     learned: np.ndarray | None = None
     drift: DriftWindow | None = None  # watches the best item of each request
@@ -248,7 +248,7 @@ class Rank:
                 f"computes. {REMEDY}"
             )
         content, learned = Content.load(folder), load_learned_sales(folder)
-        plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
+        plan = Plan.load(folder / PLAN_FOLDER)
         n_per_pair = inputs.user_categories.n_numbers if inputs.user_categories else 0
         item_numbers = inputs.item_numbers[:, : inputs.item_numbers.shape[1] - n_per_pair]
         trends = ItemTrends.load(folder, inputs.items, item_numbers, settings.as_of_s)
@@ -260,22 +260,19 @@ class Rank:
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage with a live store attached, whose new and changed items it ranks."""
-        if self.content is None:
-            return self
         inputs = self.inputs
         item_arrays = (inputs.item_rows, inputs.item_numbers)
-        features = ItemFeatures(self.item_plan, *item_arrays) if self.item_plan else None
+        features = ItemFeatures(self.item_plan, *item_arrays)
         as_of_s = inputs.settings.as_of_s
-        trends = self.trends.compile_loops() if self.trends and as_of_s else None
-        user_categories = inputs.user_categories.compile_loops() if inputs.user_categories and as_of_s else None
+        trends = self.trends.compile_loops() if self.trends else None
+        user_categories = inputs.user_categories.compile_loops() if inputs.user_categories else None
         arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features, trends, user_categories)
-        sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
-        stored = StoredPairs.for_generation(inputs.items, as_of_s, self.learned) if sales else None
+        sales = LiveSales(inputs.items, as_of_s, self.learned)
+        stored = StoredPairs.for_generation(inputs.items, as_of_s, self.learned)
         # Before `refresh`, which adds live sales to the popularity.
-        novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE)) if sales else None
-        if novelty is not None:  # compile the loop, so that no request waits for it
-            some = np.zeros((2, 2), np.float32)
-            write_lifts(np.zeros((2, 2), np.int64), some, some, novelty, some.copy())
+        novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE))
+        some = np.zeros((2, 2), np.float32)
+        write_lifts(np.zeros((2, 2), np.int64), some, some, novelty, some.copy())  # compiled here: no request waits for it
         live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends, user_categories)
         live_items.catch_up()  # here, so that no request waits for it
         if trends:

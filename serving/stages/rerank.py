@@ -133,7 +133,7 @@ class Rerank:
     network: Any
     outputs: RerankOutputs
     shown: ShownWindow
-    content: Content | None = None
+    content: Content
     live_items: LiveItems[ListedItems] | None = None
     applied: AppliedRules[Rules] | None = None
 
@@ -150,8 +150,6 @@ class Rerank:
 
     def with_live(self, reader: Reader) -> Rerank:
         """Return the stage with a live store attached."""
-        if self.content is None:
-            return self
         rules = self.outputs.rules
         arrays = ListedItems(self.content, self.inputs.item_vectors, rules, self.lists.items)
         exported = Rules(rules.config, rules.items, self.info.generation)

@@ -56,7 +56,7 @@ class RetrieveSettings:
 
     sequence_width: S, 0 without a sequence network; sequence_length, sequence_weight: SequenceSource
     graph_width: G, 0 without a graph model, which is a part of the user tower's network
-    as_of_s: time of the exported popularity, which live sales then update; 0: it stays as exported
+    as_of_s: time of the exported popularity, which live sales then update
     """
 
     user_tables: tuple[str, ...]
@@ -201,10 +201,10 @@ class Retrieve:
     inputs: RetrieveInputs
     network: Any
     outputs: RetrieveOutputs
-    content: Content | None = None
+    content: Content
+    popularity: np.ndarray  # float32 [n_items + 1] decayed counts, which live sales update
+    as_of_s: int
     sequence: SequenceSource | None = None
-    popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales update them
-    as_of_s: int = 0
     tower: ContentTower | None = None  # of new items
     learned: np.ndarray | None = None
 
@@ -217,9 +217,9 @@ class Retrieve:
         outputs = RetrieveOutputs.load(folder, info, settings, items)
         inputs = RetrieveInputs.load(folder, info, settings, items)
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
-        popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1) if settings.as_of_s else None
-        live_parts = (popularity, settings.as_of_s, ContentTower.load(folder), load_learned_sales(folder))
-        return cls(info, items, inputs, network, outputs, Content.load(folder), sequence, *live_parts)
+        popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1)
+        counted, live_parts = (popularity, settings.as_of_s), (ContentTower.load(folder), load_learned_sales(folder))
+        return cls(info, items, inputs, network, outputs, Content.load(folder), *counted, sequence, *live_parts)
 
     @property
     def search(self) -> Search:
@@ -228,13 +228,11 @@ class Retrieve:
 
     def with_live(self, reader: Reader) -> Retrieve:
         """Return the stage with a live store attached."""
-        if self.content is None:
-            return replace(self, outputs=self.outputs.with_live(reader))
         arrays = SearchedItems(
             self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower
         ).compile_loops()
-        sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
-        pairs = StoredPairs.for_generation(self.items, self.as_of_s, self.learned) if sales else None
+        sales = LiveSales(self.items, self.as_of_s, self.learned)
+        pairs = StoredPairs.for_generation(self.items, self.as_of_s, self.learned)
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
         live_items.catch_up()  # here, so that no request waits for it
         return replace(self, outputs=self.outputs.with_live(reader, live_items))

@@ -113,11 +113,8 @@ def is_of_users(entity: str) -> bool:
 
 
 def read_published(tables: Sequence[Mapping[str, Any]]) -> tuple[Aggregation, ...]:
-    """Return the aggregations as a generation has them. Raises ConfigError or TypeError.
-
-    Those that another version published may have the key `ranker`: what they list feeds their models in any case.
-    """
-    return tuple(Aggregation(**{key: value for key, value in table.items() if key != "ranker"}) for table in tables)
+    """Return the aggregations as a generation has them. Raises ConfigError or TypeError."""
+    return tuple(Aggregation(**table) for table in tables)
 
 
 def parse_aggregations(

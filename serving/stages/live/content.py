@@ -91,11 +91,9 @@ class Content:
             save_strings(folder, role, list(names))
 
     @classmethod
-    def load(cls, folder: Path) -> Content | None:
-        """Read the content from a stage's folder; None if the stage was published without it. Raises ArtifactError."""
+    def load(cls, folder: Path) -> Content:
+        """Read the content from a stage's folder. Raises ArtifactError."""
         times, folder = CatalogueTimes.load(folder), folder / FOLDER
-        if not folder.is_dir():
-            return None
         offsets = open_checked_array(folder, "offsets", "int64", None)
         tokens = open_checked_array(folder, "tokens", "int64", None)
         codes = open_checked_array(folder, "codes", "int32", 2, len(offsets) - 1)

@@ -25,7 +25,6 @@ class RankedItems:
     """The ranker's arrays with one row per item.
 
     item_rows: int32 [n_items + 1, Si], the row of the item's own id first; item_numbers: float32 [n_items + 1, Gi]
-    features: None if the generation was published without the plan of the items' features
     trends, user_categories: None without such aggregations
     group_codes: codes by name, of the exported categories and of the exported providers
     """
@@ -34,7 +33,7 @@ class RankedItems:
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
-    features: ItemFeatures | None = None
+    features: ItemFeatures
     trends: ItemTrends | None = None
     user_categories: UserCategoryTrends | None = None
     group_codes: tuple[Mapping[str | None, int], ...] = field(init=False)
@@ -53,14 +52,13 @@ class RankedItems:
     def resemble(self, position: int, templates: np.ndarray) -> None:
         """Write the features of a new item, before `change_item` writes those that are known. Its id is out of vocabulary.
 
-        Lists, neighbours and, without a plan, all features are copied from the item most like it, the first of `templates`.
+        Lists and neighbours are copied from the item most like it, the first of `templates`.
         """
         like, statistics = templates[0], self.statistics
         for array in (self.item_rows, self.item_numbers, statistics.neighbours, statistics.neighbour_weights):
             view_writable(array)[position] = array[like]
         view_writable(self.item_rows)[position, 0] = OOV_ROW
-        if self.features:
-            self.features.begin(position)
+        self.features.begin(position)
         if self.trends:
             self.trends.begin(position)
         if self.user_categories:
@@ -69,8 +67,7 @@ class RankedItems:
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Write what changed columns of an item mean for the ranker: its features, category and provider."""
-        if self.features:
-            self.features.change(position, columns)
+        self.features.change(position, columns)
         if self.trends:
             self.trends.change_item(position, columns)
         if self.user_categories:

@@ -10,7 +10,6 @@ from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
 from serving.stages.search.search import Blocked, Neighbours, Search
-from tests.present import present
 
 VECTORS = np.eye(8, dtype=np.float32)
 USERS = np.full((1, 8), 2.0, np.float32)
@@ -195,7 +194,7 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
         {"title": "Paper bag", "category": None},
     ]
     Content.of(items).save(tmp_path)
-    content = present(Content.load(tmp_path))
+    content = Content.load(tmp_path)
     assert content.find_most_alike(compute_tokens({"title": "paper lamp, RED", "category": "light"}), 4).tolist() == [2, 0, 3]
     assert content.find_most_alike(compute_tokens({"tags": ["b"]}), 4).tolist() == [1]
     assert content.find_most_alike(compute_tokens({"title": "unheard of", "price": 3.0}), 2).tolist() == [0, 3]
@@ -205,7 +204,3 @@ def test_the_items_most_alike_share_the_rarest_words(tmp_path):
 
 def test_items_without_a_word_are_all_alike():
     assert Content.of([{"price": 1.0}, {"price": 2.0}]).find_most_alike(compute_tokens({"title": "new"}), 2).tolist() == [0, 1]
-
-
-def test_a_stage_that_was_published_without_content_has_none(tmp_path):
-    assert Content.load(tmp_path) is None

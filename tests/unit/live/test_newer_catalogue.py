@@ -134,7 +134,7 @@ def test_the_gateway_shows_titles_and_availability_of_the_newer_catalogue(reposi
 def test_an_export_publishes_the_times(tmp_path):
     dataset = load_shop(tmp_path / "data", iso(START_MS), "")
     make_content(dataset).save(tmp_path)
-    times = present(present(Content.load(tmp_path)).times)
+    times = present(Content.load(tmp_path).times)
     pd.testing.assert_series_equal(
         pd.Series(times.updated_s, times.item_ids), dataset.item_updates_s, check_index_type=False, check_names=False
     )

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from repository.rules import compile_rules, insert_rows
+from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import HORIZONS_DAYS, Clock, ItemStatistics
 from serving.stages.features.user_state import NO_CATEGORY
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
+from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.listed_items import ListedItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.rules.config import CATEGORY, ITEM_RULES, ITEMS_FILE, NO_CAP, PROVIDER, Pin, ProviderFloor, RulesConfig
@@ -64,7 +66,8 @@ def test_the_ranker_does_too(content):
     counts, days = np.zeros((5, 1 + len(HORIZONS_DAYS)), np.float32), np.zeros((5, 2), np.float32)
     neighbours, weights = np.full((5, 1), 4, np.int32), np.zeros((5, 1, 1), np.float16)
     statistics = ItemStatistics(neighbours, weights, counts, np.zeros((5, 1), np.float16), days, groups, Clock(1.0, 1.0))
-    exchange_categories(RankedItems(content, np.zeros((5, 1), np.int32), np.zeros((5, 0), np.float32), statistics))
+    rows, numbers = np.zeros((5, 1), np.int32), np.zeros((5, 0), np.float32)
+    exchange_categories(RankedItems(content, rows, numbers, statistics, ItemFeatures(Plan((), ()), rows, numbers)))
     assert groups[:4, CATEGORY].tolist() == [1, 0, 1, 0]
 
 

@@ -14,10 +14,12 @@ from serving.live.events import HEADER, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.reader import MOST_READ_EVENTS, Reader
 from serving.live.writer import Writer, WriterSettings
+from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.live.candidates import lift_popular
 from serving.stages.live.content import Content
+from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import BLOCKS_AT_ONCE, LiveItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
@@ -54,7 +56,8 @@ def write(folder: Path, users, items, times_s) -> None:
 def follow(reader: Reader, statistics: ItemStatistics, as_of_s: int, sales: np.ndarray | None = None) -> LiveItems:
     """Return items whose statistics follow the live sales. as_of_s: the clock of the generation that learned the statistics"""
     items, content = ItemIndex(np.arange(N_ITEMS) * 10), Content.of([{}] * N_ITEMS)
-    ranked = RankedItems(content, np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), statistics)
+    rows, numbers = np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32)
+    ranked = RankedItems(content, rows, numbers, statistics, ItemFeatures(Plan((), ()), rows, numbers))
     return LiveItems(reader, items, content, ranked, LiveSales(items, as_of_s, sales))
 
 

@@ -19,9 +19,11 @@ from serving.live.events import Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
+from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, TAKEN, scale_aggregates
 from serving.stages.live.content import Content
+from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
@@ -72,7 +74,8 @@ class Shop:
         positions = items.find_positions(self.known["item_id"].to_numpy())
         sold = Sales.of(self.known["user_id"].to_numpy(), positions, self.known["timestamp"].to_numpy())
         statistics = fit_statistics(sold, items.n_items, self.as_of_s, groups, StatisticsSettings())
-        ranked = RankedItems(Content.of([{}] * N_ITEMS), rows, numbers, statistics, trends=trends)
+        features = ItemFeatures(Plan((), ()), rows, numbers)
+        ranked = RankedItems(Content.of([{}] * N_ITEMS), rows, numbers, statistics, features, trends)
         live = LiveItems(Reader(self.store), items, ranked.content, ranked, LiveSales(items, self.as_of_s), trends=trends)
         refresh(live)
         return live, numbers

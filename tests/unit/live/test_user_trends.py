@@ -20,6 +20,7 @@ from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
+from serving.stages.live.content import Content
 from serving.stages.live.user_trends import UserTrends
 from serving.stages.preprocess import PreprocessInputs
 from tests.unit.live.toy_log import DAY_S, N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, load_toy, write
@@ -64,6 +65,7 @@ def publish(folder: Path, data: Dataset, log: pd.DataFrame, declared: Sequence[A
     write_store(folder / "store", events)
     np.save(folder / "item_ids.npy", items.ids)
     np.save(folder / "item_category.npy", categories.codes)
+    Content.of([{}] * N_ITEMS).save(folder)
     return folder
 
 

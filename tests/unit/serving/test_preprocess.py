@@ -11,6 +11,7 @@ from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.tensors import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
 from serving.stages.features.user_files import UserFiles
 from serving.stages.features.user_store import UserStore
+from serving.stages.live.content import Content
 from serving.stages.preprocess import MAX_STRING_BYTES, Preprocess
 from training.dataset import load_dataset, split_log
 from training.features import FeatureSettings, build_features
@@ -25,9 +26,14 @@ def exported(tmp_path_factory):
     train, _ = split_log(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=H))
     folder = tmp_path_factory.mktemp("preprocess")
-    features.save_preprocess(folder)
+    publish(features, folder)
     info(features).write(folder)
     return features, folder
+
+
+def publish(features, folder: Path) -> None:
+    features.save_preprocess(folder)
+    Content.of([{}] * features.items.n_items).save(folder)
 
 
 def info(features, **axes) -> StageInfo:
@@ -157,7 +163,7 @@ def test_infinite_context_and_long_strings_are_faults_of_their_rows(exported):
 
 def test_stage_json_must_agree_with_plan_and_store(exported, tmp_path):
     features = exported[0]
-    features.save_preprocess(tmp_path)
+    publish(features, tmp_path)
     info(features, history=H + 1).write(tmp_path)
     with pytest.raises(ArtifactError, match="plan and store have"):
         Preprocess.load(tmp_path)
@@ -166,7 +172,7 @@ def test_stage_json_must_agree_with_plan_and_store(exported, tmp_path):
 @pytest.mark.parametrize("lost", ["store/event_ids.npy", "store/store.json", "plan/plan.json", "item_category.npy"])
 def test_a_missing_file_is_refused(exported, tmp_path, lost):
     features = exported[0]
-    features.save_preprocess(tmp_path)
+    publish(features, tmp_path)
     info(features).write(tmp_path)
     (tmp_path / lost).unlink()
     with pytest.raises(ArtifactError, match=lost.split("/")[-1].removesuffix(".npy")):

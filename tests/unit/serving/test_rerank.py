@@ -15,6 +15,7 @@ from serving.stages.best_lists import BestLists, list_features, pick_best_column
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.ids import ItemIndex
+from serving.stages.live.content import Content
 from serving.stages.rerank import Rerank, RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
@@ -72,7 +73,8 @@ def rerank(tmp_path_factory) -> Rerank:
     vectors = rng.normal(size=(N_ITEMS + 1, 6)).astype(np.float32)
     info = StageInfo("rerank", 7, Axes(candidates=C, items_returned=K))
     outputs = RerankOutputs(RerankSettings(M, 0.5), 7, items, K, Rules.load(folder, 7))
-    return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs, ShownWindow(items))
+    content = Content.of([{}] * N_ITEMS)
+    return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs, ShownWindow(items), content)
 
 
 def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:

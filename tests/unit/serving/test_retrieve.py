@@ -12,7 +12,8 @@ from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import PAD_ID, Axes, Degraded, Sources, make_stage_specs, new_lineage
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
-from serving.stages.retrieve import Retrieve
+from serving.stages.live.content import Content
+from serving.stages.retrieve import POPULARITY, Retrieve
 from serving.stages.search.search import Neighbours, Search, compute_recency_weights
 from training.models.candidates.two_tower import UserTower
 from training.models.parity import export_network
@@ -61,6 +62,8 @@ def write_folder(folder, filter_seen=True):
     Neighbours(positions, weights).save(folder)
     offsets = np.cumsum([0, *(len(SEEN[user]) for user in USERS)])
     SeenItems(USERS, offsets, np.array([item for user in USERS for item in SEEN[user]])).save(folder)
+    np.save(folder / f"{POPULARITY}.npy", np.zeros(N_ITEMS + 1, np.float32))
+    Content.of([{}] * N_ITEMS).save(folder)
     settings = {"user_tables": ["user_0", "user_1"], "filter_seen": filter_seen, "index": "exact"}
     StageInfo("retrieve", GENERATION, AXES, (), settings).write(folder)
     return network, history_table

@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import change_share, end_experiment, find_experiment_folder, start_experiment
-from serving.contract.artifacts import find_stage_folder
 from serving.live.experiment import Experiment
 from tests.repositories import copy_lean_repository
 from tests.unit.live.shops import repository_with_kinds
@@ -293,12 +292,6 @@ def test_arms_are_told_apart_on_a_narrow_screen(repo):
     table = CliRunner().invoke(app, command, env={"COLUMNS": "80"}, catch_exceptions=False).stdout
     groups = "".join(line.split("│")[1].strip() for line in table.splitlines() if line.startswith("│"))
     assert groups == "nonespring/champion"
-
-
-def test_an_export_without_categories_is_named(repo, feedback):
-    shutil.rmtree(find_stage_folder(repo, "rerank", 1) / "content")
-    with pytest.raises(TrialError, match="Generation 1 does not know its items' categories"):
-        summarise([feedback], "category", repo)
 
 
 @pytest.mark.parametrize("name", ["spring [b]", "spring[/b]"])

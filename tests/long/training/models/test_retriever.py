@@ -11,7 +11,8 @@ import scipy.sparse as sp
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ExportError
 from serving.contract.tensors import PAD_ID, Axes, new_lineage
-from serving.stages.retrieve import Retrieve
+from serving.stages.live.content import Content
+from serving.stages.retrieve import POPULARITY, Retrieve
 from serving.stages.search.search import INDEX_FILE, Neighbours
 from training.dataset import load_dataset, split_log
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
@@ -197,6 +198,8 @@ def save_stage(folder: Path, fitted: Fitted, exact_up_to: int) -> tuple[list[Par
     fit, sizes = (fitted.retriever, fitted.features), Sizes(exact_up_to)
     settings, parities, choice = save_retriever(folder, *fit, available, examples, COUNT, sizes=sizes)
     info_of("retrieve", fitted, **settings).write(folder)
+    np.save(folder / f"{POPULARITY}.npy", np.zeros(fitted.features.items.n_items + 1, np.float32))
+    Content.of([{}] * fitted.features.items.n_items).save(folder)
     return parities, choice
 
 
@@ -231,6 +234,7 @@ def staged(fitted, tmp_path) -> tuple[Path, Path]:
     """The folders of preprocess and retrieve, whose index searches one list."""
     preprocess, retrieve = tmp_path / "preprocess", tmp_path / "retrieve"
     fitted.features.save_preprocess(preprocess)
+    Content.of([{}] * fitted.features.items.n_items).save(preprocess)
     info_of("preprocess", fitted, interests=[], repeats=False).write(preprocess)
     save_stage(retrieve, fitted, exact_up_to=50)
     index = faiss.read_index(str(retrieve / INDEX_FILE))

@@ -9,6 +9,8 @@ import pytest
 from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, new_lineage
+from serving.stages.live.content import Content
+from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import RulesConfig
@@ -92,6 +94,7 @@ def train(folder, settings):
     )
     for name, stage in zip(("rank", "rerank"), saved, strict=True):
         StageInfo(name, GENERATION, axes, (), stage.settings).write(folder / name)
+        save_items(folder / name, features)
     user_ids = test["user_id"].unique()
     users = features.encode_users(user_ids)
     candidates, scores = popularity_retrieve(features, train)(users, user_ids)
@@ -109,6 +112,12 @@ def train(folder, settings):
         dataset=dataset, train=train, features=features, ranking=ranking, folder=folder, axes=axes, user_ids=user_ids,
         requests=requests, saved=saved, rank=Rank.load(folder / "rank"), rerank=Rerank.load(folder / "rerank"),
     )  # fmt: skip
+
+
+def save_items(folder, features):
+    """Write into a stage's folder what an export adds for items that change."""
+    features.item_plan.save(folder / PLAN_FOLDER)
+    Content.of([{}] * features.items.n_items).save(folder)
 
 
 def tensors(trained, rows):

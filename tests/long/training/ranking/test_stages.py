@@ -12,7 +12,7 @@ from serving.stages import rank as rank_stage
 from serving.stages.best_lists import LIST_FEATURES, list_features
 from serving.stages.rank import Rank, RankOutputs
 from tests.long.training.models.conftest import lesson_of
-from tests.long.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
+from tests.long.training.ranking.conftest import GENERATION, C, K, M, save_items, tensors, through_both
 from training.models.rankers.reranker import Lists, compute_corrections
 from training.models.rankers.save_ranker import join_item_vectors, save_ranker
 from training.models.rankers.train_ranker import compute_rank_scores
@@ -68,6 +68,7 @@ def test_every_compression_is_served_as_it_was_trained(trained, tmp_path, compre
     features, ranking = trained.features, trained.ranking
     saved = save_ranker(tmp_path, ranker, features.items, ranking.statistics, ranking.sample)
     StageInfo("rank", GENERATION, trained.axes, (), saved[0]).write(tmp_path)
+    save_items(tmp_path, features)
     stage = Rank.load(tmp_path)
     scores = stage(tensors(trained, np.arange(len(trained.requests))))["rank_scores"]
     stage.close()
