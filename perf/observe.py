@@ -19,7 +19,6 @@ from pydantic import BaseModel
 from server.processes import find_members
 from server.status.health import open_local_client
 
-PERCENTILES = (50, 90, 95, 99, 99.9)
 READINGS = 20  # of the server's counters, at most
 BETWEEN_READINGS_S = 0.05
 
@@ -30,11 +29,8 @@ class Latency(BaseModel, frozen=True):
     count: int
     mean_ms: float
     p50_ms: float
-    p90_ms: float
     p95_ms: float
     p99_ms: float
-    p999_ms: float | None = None  # None where only a report of other percentiles exists
-    max_ms: float | None = None
 
     @classmethod
     def of(cls, latencies_ns: np.ndarray) -> Latency | None:
@@ -45,17 +41,8 @@ class Latency(BaseModel, frozen=True):
         if len(latencies_ns) == 0:
             return None
         latencies_ms = np.asarray(latencies_ns) / 1e6
-        p50, p90, p95, p99, p999 = np.percentile(latencies_ms, PERCENTILES, method="inverted_cdf").tolist()
-        return cls(
-            count=len(latencies_ms),
-            mean_ms=float(latencies_ms.mean()),
-            p50_ms=p50,
-            p90_ms=p90,
-            p95_ms=p95,
-            p99_ms=p99,
-            p999_ms=p999,
-            max_ms=float(latencies_ms.max()),
-        )
+        p50_ms, p95_ms, p99_ms = np.percentile(latencies_ms, (50, 95, 99), method="inverted_cdf").tolist()
+        return cls(count=len(latencies_ms), mean_ms=float(latencies_ms.mean()), p50_ms=p50_ms, p95_ms=p95_ms, p99_ms=p99_ms)
 
 
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -71,8 +58,6 @@ class StageTimes(BaseModel, frozen=True):
     compute_infer_us: float
     compute_output_us: float
     calls_by_batch: dict[int, int]  # batch size -> calls
-    cache_hits: int = 0
-    cache_misses: int = 0
 
     @property
     def mean_batch(self) -> float:
@@ -142,8 +127,6 @@ def _compute_difference(start: Counters, end: Counters) -> StageTimes:
         failed=count("fail"),
         **{f"{phase}_us": compute_mean_us(phase) for phase in PHASES},
         calls_by_batch={size: n for size, n in sorted(sizes.items()) if n},
-        cache_hits=count("cache_hit"),
-        cache_misses=count("cache_miss"),
     )
 
 

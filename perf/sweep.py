@@ -135,7 +135,6 @@ def add_yardstick(
         served_p50_ms=served_alone,
         in_process_rate=full,
         served_rate=served_full,
-        served_clients=clients,
         differing_answers=compare_to_export(bench.site, bench.specs[ENSEMBLE]),
     )
     bench.save()

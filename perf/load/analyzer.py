@@ -115,7 +115,6 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
         transport=target.transport,
         mode=mode,
         value=value,
-        late_share=parse_late_share(said),
         stages=compute_times(before, after),
         **figures,
     )
@@ -182,7 +181,7 @@ def parse_csv(text: str, said: str) -> dict[str, Any]:
     """Return rate and latency from the report of one level (microseconds) and the number of requests."""
     try:
         (row,) = csv.DictReader(io.StringIO(text))
-        ms = {column: float(row[f"{column} latency"]) / 1e3 for column in ("Avg", "p50", "p90", "p95", "p99")}
+        ms = {column: float(row[f"{column} latency"]) / 1e3 for column in ("Avg", "p50", "p95", "p99")}
         if (counted := re.search(r"Client:\s+Request count: (\d+)", said)) is None:
             raise ValueError("it has no request count")
         count, rate = int(counted[1]), float(row["Inferences/Second"])
@@ -190,14 +189,6 @@ def parse_csv(text: str, said: str) -> dict[str, Any]:
         raise ServerError(f"perf_analyzer's report has an unknown form ({error!r}); 2.51 is expected.") from error
     percentiles = {f"{column}_ms": value for column, value in ms.items() if column != "Avg"}
     return {"achieved_rate": rate, "latency": Latency(count=count, mean_ms=ms["Avg"], **percentiles)}
-
-
-def parse_late_share(stdout: str) -> float:
-    """Return the share of requests that perf_analyzer reports as sent late, at a request rate."""
-    for line in stdout.splitlines():
-        if "of the requests were delayed" in line:
-            return float(line.split("request rate.")[1].split("%")[0]) / 100
-    return 0.0
 
 
 def extract_complaints(output: str) -> str:

@@ -35,7 +35,6 @@ class Closed(BaseModel, frozen=True):
     achieved_rate: float  # answers/s
     spread: float | None  # of the rate over the measurement windows: (max - min) / median
     latency: Latency
-    late_share: float = 0.0  # of the requests of a rate that perf_analyzer could not send in time
     stages: dict[str, StageTimes]
     raw: str  # file with start_ns and latency_ns; "" where there is none
 
@@ -73,7 +72,6 @@ class Yardstick(BaseModel, frozen=True):
     served_p50_ms: list[float]  # one client
     in_process_rate: list[float]  # requests/s, all cores, one request after the other
     served_rate: list[float]
-    served_clients: int
     differing_answers: str = ""  # difference from the recorded, in-process answers: ratios then do not count
 
     @property

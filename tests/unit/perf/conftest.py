@@ -107,7 +107,6 @@ def run(tmp_path) -> Run:
             served_p50_ms=[3.0, 5.0, 3.0],
             in_process_rate=[1000, 2000, 1000],
             served_rate=[500, 600, 700],
-            served_clients=16,
         ),
         memory=[ProcessMemory(name="tritonserver", pid=1, pss_mib=100, rss_mib=150)],
         hit_rates={"tables, l1": 0.9, "tables, l2": 0.5, "cache model=rank": 0.25},

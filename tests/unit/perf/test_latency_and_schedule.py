@@ -23,14 +23,11 @@ def test_percentiles_are_observed_values_by_the_definition(count):
     latency = present(Latency.of(latencies_ns))
     for q, value in (
         (50, latency.p50_ms),
-        (90, latency.p90_ms),
         (95, latency.p95_ms),
         (99, latency.p99_ms),
-        (99.9, latency.p999_ms),
     ):
         assert value == slow_percentile(latencies_ns.tolist(), q) / 1e6
     assert latency.count == count
-    assert latency.max_ms == max(latencies_ns) / 1e6
     assert latency.mean_ms == pytest.approx(sum(latencies_ns.tolist()) / count / 1e6)
 
 
