@@ -98,7 +98,6 @@ def load(
     arrivals: Annotated[
         str, typer.Option(help="poisson, bursts, volleys, or a data set or file of times whose rhythm to follow")
     ] = "poisson",
-    cold_share: Annotated[float, typer.Option(help="share of requests of unknown users")] = 0.0,
     label: Label = "",
 ) -> None:
     """Send open-loop load: requests leave when they are due, and latency counts from then."""
@@ -106,7 +105,6 @@ def load(
         name=f"{arrivals} {rate:g}/s",
         due_s=choose_arrivals(arrivals, rate, duration_s),
         duration_s=duration_s,
-        cold_share=cold_share,
         in_burst=schedule.is_in_burst if arrivals == "bursts" else None,
     )
     with serve(url, repo) as site:

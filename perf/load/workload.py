@@ -22,7 +22,7 @@ from repository.models import read_config
 from repository.recorded import RECORDED_FILE, Recorded, read_recorded
 from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
-from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, make_ensemble_spec, make_stage_specs
 
 Arrays = dict[str, np.ndarray]
@@ -65,8 +65,6 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
 
     A share of `cold_share` of them gets the id of an unknown user.
     """
-    if not 0.0 <= cold_share <= 1.0:
-        raise ConfigError(f"The share of cold starts is {cold_share:g}; expected a number from 0 to 1.")
     users, user_of_row, rows_of_user = np.unique(requests["user_id"][:, 0], return_inverse=True, return_counts=True)
     rank = np.empty(len(users), np.int64)
     rank[np.argsort(-rows_of_user, kind="stable")] = np.arange(1, len(users) + 1)

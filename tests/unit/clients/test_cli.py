@@ -236,10 +236,3 @@ def test_every_call_shows_its_certificate(certificates, command):
     halved = run(*command, *trust, "--client-certificate", certificate)
     assert halved.exit_code == 2
     assert "expected both, or neither" in halved.stderr
-
-
-@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
-def test_every_command_has_help(command):
-    result = run(command.callback.__name__, "--help")
-    assert result.exit_code == 0
-    assert command.callback.__doc__.split(".")[0] in result.stdout

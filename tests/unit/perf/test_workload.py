@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from perf.load.workload import draw, read_requests, serialise, write_analyzer_json
-from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.errors import ArtifactError
 from serving.contract.tensors import (
     FROM_STORE,
     MISSING_INT,
@@ -100,11 +100,6 @@ def test_rows_stay_together_and_cold_users_are_unknown(requests):
     assert (drawn["store"][drawn["user_id"][:, 0] == 23] == MISSING_INT).all()
     again = draw(requests, 5_000, np.random.default_rng(1), cold_share=0.3)
     np.testing.assert_array_equal(again["user_id"], drawn["user_id"])
-
-
-def test_a_share_is_a_share(requests):
-    with pytest.raises(ConfigError, match="from 0 to 1"):
-        draw(requests, 1, np.random.default_rng(0), cold_share=20)
 
 
 def test_a_repository_without_recorded_requests(tmp_path):
