@@ -18,7 +18,7 @@ from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from repository import config_rules
-from repository.check import check_names
+from repository.check import check_names, check_record
 from repository.config import CONFIG_FILE
 from repository.finding import Finding, count_errors
 from repository.models import read_config
@@ -221,6 +221,7 @@ CHECKS = (
     check_tensorrt,
     check_search,
     check_pickles,
+    check_record,
     check_answers,
 )
 DECISIVE = (check_models, check_files, check_search)

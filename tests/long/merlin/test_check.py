@@ -14,6 +14,7 @@ from export.check import check_repository
 from perf.tune.variant import seal_again
 from repository.config_rules import find_ensemble_faults
 from repository.models import read_config
+from repository.registry import record_publication
 from serving.contract.artifacts import write_manifest
 from tests.long.merlin.breaking import EMBEDDINGS, edit, errors
 
@@ -68,6 +69,14 @@ class TestFiles:
         folder = repository / "rank_scores" / "1"
         write_manifest(folder, stage="rank", generation=2)
         assert "rank_scores/1: It is not the one that this generation was published with" in errors(repository)
+
+    def test_a_manifest_that_changed_since_its_publication(self, repository):
+        record_publication(repository, 1, "exported from a log")
+        assert check_repository(repository) == []
+        path = repository / "recommend" / "1" / "manifest.json"
+        path.write_text(path.read_text() + "\n")
+        (finding,) = check_repository(repository)
+        assert (finding.level, finding.where) == ("warning", "recommend/1/manifest.json")
 
     def test_an_engine_beside_the_network_is_no_change(self, repository):
         (repository / "rank_dense" / "1" / "model.plan").write_bytes(b"built where it runs")
