@@ -17,7 +17,7 @@ log = logging.getLogger("gateway")
 class FollowedRules:
     """The rules of one generation, followed as its re-ranker follows them.
 
-    Where new ones cannot be read, which is logged once, the last ones hold.
+    If new ones cannot be read, this is logged once, and the last ones hold.
     """
 
     def __init__(self, live_folder: Path, published: Published) -> None:

@@ -1,6 +1,6 @@
-"""Keep gRPC's C core from writing into the log, each line of which is JSON. What fails is in the errors of calls, too.
+"""Keep gRPC's C core from writing into the gateway's log, whose lines are JSON. The errors of calls say the same.
 
-The C core reads this setting once, when grpc is imported: this module has to come first.
+The C core reads this setting once, when grpc is imported, so import this module first.
 """
 
 import os

@@ -21,10 +21,13 @@ class Readiness:
         self._recommender, self._asking = recommender, asyncio.Lock()
         self._health: list[Health] = []
         self._asked_s = float("-inf")
-        self._unready: set[str] = set()  # addresses
+        self._unready: set[str] = set()  # addresses of servers that are logged as not ready
 
     async def ask_servers(self) -> list[Health]:
-        """Return what each server said to one real request, at most KEPT_S ago. Log the first refusal of those in a row."""
+        """Return what each server said to one real request, at most KEPT_S ago.
+
+        A server that is not ready is logged once, until it is ready again.
+        """
         async with self._asking:
             if time.monotonic() - self._asked_s > KEPT_S:
                 self._health = await self._recommender.health()

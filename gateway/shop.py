@@ -184,7 +184,7 @@ class Shop:
         return self.live_items.unavailable, self._rules.list_blocked()
 
     def list_pins(self) -> Collection[tuple[int, int]]:
-        """Return `FollowedRules.list_pins`."""
+        """Return the ids that an item pinned by the rules may have on the wire, each with its slot, 0 at the top."""
         return self._rules.list_pins()
 
     def close(self) -> None:

@@ -262,7 +262,7 @@ class Staging:
 
 
 def refuse_full_disk(error: OSError, staging: Path) -> None:
-    """Raise ExportError in place of an error for want of space, which often names no file. staging: not yet cleared"""
+    """Raise ExportError if an error is about a full disk: such errors often name no file. staging: not yet cleared"""
     reason = str(error)
     if isinstance(error, shutil.Error):  # by copytree; its argument is a list of (source, target, reason), one per file
         reason = error.args[0][0][2]

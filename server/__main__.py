@@ -167,7 +167,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     """Start, keep or restart a server. requested: settings, None where the caller set none
 
     Nothing is stopped before the generation, the address and the TLS files are checked: the gateway of a server that is out of
-    service answers with popular items. Nor does the repository change before, or where a port is taken.
+    service answers with popular items. The repository does not change before these checks either, nor if a port is taken.
     """
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)

@@ -35,7 +35,7 @@ def draft_teams(
 
     champion, challenger: int64 [K], best first, PAD_ID after the last
     seed: of the coins. With the request id as seed, a request has the same draft in every process.
-    pins: items, each with its slot, 0 at the top. One holds where a list has the item at its slot, and none elsewhere
+    pins: items with their slots, 0 at the top. A pin counts if the item is in a list, and in no list at another place
     """
     length = len(champion)
     items, teams = np.full(length, PAD_ID, np.int64), np.full(length, NOBODY, np.int8)

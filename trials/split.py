@@ -22,7 +22,7 @@ ROUNDING = 1e-9  # between a share and 1 - (1 - share)
 class Split:
     """The number of users who met each arm while the challenger's share was `share`.
 
-    erased: answers of erased users, the champion's and the challenger's; the log does not say how many users had them
+    erased: numbers of the two arms' answers to erased users; the log does not say how many users those were
     """
 
     champions: int
@@ -34,7 +34,7 @@ class Split:
     def is_wrong(self) -> bool:
         """Whether the share does not explain the users: by chance in 0.1 % of the experiments, however often one looks.
 
-        Where users lack, as many erased ones count as the share expects, at most one for each answer.
+        An arm that lacks users gets as many erased ones as the share expects, at most one for each of their answers.
         """
         counts, shares = [float(self.champions), float(self.challengers)], (1 - self.share, self.share)
         for arm, other in ((0, 1), (1, 0)):

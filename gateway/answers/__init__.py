@@ -1,1 +1,1 @@
-"""Answering one question: who asks, which generation answers, how many at once, what is shown, and why."""
+"""Answer one question: who asks, which generation answers, how many at once, what is shown, and why."""

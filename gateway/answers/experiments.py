@@ -201,7 +201,7 @@ def interleave(
     items, teams, probabilities = draft_teams(first, second, seed, pins)
     scores = [dict(answer) for answer in (champions, challengers)]
     sources = [dict(zip(answer.item_ids, answer.sources, strict=False)) for answer in (champions, challengers)]
-    scores.append(scores[CHALLENGER] | scores[CHAMPION])  # of BOTH: a pinned item may be in either list
+    scores.append(scores[CHALLENGER] | scores[CHAMPION])  # for BOTH: only one list may have a pinned item
     sources.append(sources[CHALLENGER] | sources[CHAMPION])
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
     known = min(count_certain(champions), count_certain(challengers))

@@ -1,1 +1,1 @@
-"""What every request passes before its route, and every answer after it: limits of HTTP, tokens, rates, errors, spans."""
+"""Pass every request on to its route, and every answer back: limits of HTTP, tokens, rates, errors, spans."""

@@ -1,6 +1,6 @@
 """Answer every error of the gateway's routes as JSON: {"error": {"code", "message"}}.
 
-Errors of the client name the address of a server, which is for operators: the log has them, and callers get another text.
+Errors of the client name the address of a server, which only operators need: the log has them, and callers get another text.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("gateway")
 RETRY_AFTER = {"retry-after": "1"}
 # The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
 STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
-REFUSING_SERVER = re.compile(r"\AThe server at \S+")  # at the start, behind which a message may quote a caller's text
+REFUSING_SERVER = re.compile(r"\AThe server at \S+")  # only at the start: the rest may quote a caller
 MESSAGES = {  # for callers, by the status of an error
-    "UNAVAILABLE": "No server can answer at present. Try again. The gateway's log has the reason.",
+    "UNAVAILABLE": "No server can serve this request at present. Try again. The gateway's log has the reason.",
     "DEADLINE_EXCEEDED": "No server answered in time. Try again, and allow a recommendation more with x-deadline-ms.",
     "RESOURCE_EXHAUSTED": "More requests wait than are answered in time. Try again, or send less.",
 }
@@ -50,7 +50,7 @@ def make_error_response(status: int, code: str, message: str) -> JsonResponse:
 
 
 def describe_error(error: RecommenderError) -> str:
-    """Return what a caller is told of an error, without the address of a server."""
+    """Return the message of an error for callers, without the address of a server."""
     if isinstance(error, InvalidRequest):
         return hide_address(str(error))
     return MESSAGES.get(error.status, OTHER_MESSAGE)
@@ -62,13 +62,13 @@ def hide_address(refusal: str) -> str:
 
 
 def log_error(error: RecommenderError) -> None:
-    """Log an error of which `describe_error` leaves something out."""
+    """Log an error whose message for callers leaves something out."""
     if not isinstance(error, InvalidRequest | Overloaded):  # under overload, a log line for each would add to the load
         log.warning("answered with an error: %s", error, extra={"fields": {"reason": error.status}})
 
 
 def answer_error(error: RecommenderError) -> JsonResponse:
-    """Return the answer of a request that ends with an error of the client, and log it."""
+    """Return the answer to a request that failed with an error of the client, and log the error."""
     log_error(error)
     return make_error_response(STATUS.get(error.status, 503), error.status, describe_error(error))
 
