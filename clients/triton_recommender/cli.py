@@ -38,6 +38,7 @@ from triton_recommender.terminal import dump_json, escape_text
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
 
 N_USERS = 3  # how many `users` prints
+WARMING_TIMEOUT_S = 30.0  # of one call of `warm`, which asks for as many users as the server takes at once
 
 Url = Annotated[
     str, typer.Option("--url", help="host:port of the server's gRPC endpoint, or http://host:port; several: comma-separated")
@@ -239,17 +240,17 @@ def warm(
     cache: CacheUrl = "redis://localhost:6379",
     namespace: Namespace = "recommend",
     ttl_s: TtlS = 300.0,
-    count: Annotated[int, typer.Option("--users", min=1, help="how many users to ask for, the most active ones")] = 1_000,
+    count: Annotated[int, typer.Option("--users", min=1, help="how many users, the most active first")] = 1_000,
     context: Context = None,
     repo: Annotated[Path, typer.Option(help="the folder of the repository that the server serves")] = Path(DEFAULT_SOURCE),
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Ask for the most active users, so that their answers are cached when they come."""
+    """Request the answers of the most active users, so that they are cached when these users come."""
     with report_errors():
         user_ids = read_active_users(repo, read_pinned_generation(repo))[:count].tolist()
         columns, fallbacks = parse_pairs(context or [], "--context"), 0
         store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
-        with Recommender(url, timeouts=Timeouts(30.0), cache=store) as shop:
+        with connect(url, WARMING_TIMEOUT_S, (None, None, None), None, cache=store) as shop:
             size = shop.signature().max_batch
             for start in range(0, len(user_ids), size):  # each with a timeout of its own
                 queries = [Query(user_id, context=columns) for user_id in user_ids[start : start + size]]

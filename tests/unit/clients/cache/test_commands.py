@@ -76,7 +76,7 @@ def test_follow_a_topic_until_interrupted(options, client, shop, broker):
 def test_warm_asks_for_the_most_active_users_once(options, repo):
     write_store(repo / "preprocess" / "10", [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
     server = GrpcDouble(lambda query: Recommendations((30, 10), (4.0, 3.0), generation=2))
-    command = ("warm", "--users", 3, "--context", "store=1", "--repo", repo, "--url", server.url, *options)
+    command = ("warm", "--users", 3, "--context", "store=1", "--repo", repo, "--url", f"{server.url},{server.url}", *options)
     try:
         first, again = (run(*command) for _ in range(2))
     finally:
