@@ -128,7 +128,7 @@ def compare(
         table.add_row(metric, *(told if isfinite(comparison.low) else ("not known yet", "")), comparison.verdict)
     Console().print(table)
     if wrong_split:
-        typer.echo(f"The arms have {users[0]:,} and {users[1]:,} users, which a share of {split.share:g} does not explain.")
+        typer.echo(f"{experiment}: {split.text}.")
 
 
 def describe_comparison(comparison: Comparison) -> dict[str, float | str | None]:

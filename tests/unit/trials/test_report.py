@@ -207,6 +207,8 @@ def test_users_of_one_arm_who_were_all_erased_leave_the_split_right(repo, erased
     beside = f", beside {erased} answers of erased users" if erased else ""
     assert f"1,000 users met the champion and 700 the challenger{beside}, which a share of 0.5" in reported
     assert ("the split is wrong" in reported) is wrong
+    compared = CliRunner().invoke(app, ["compare", "autumn", "--repo", str(repo)], catch_exceptions=False).stdout
+    assert (f"700 the challenger{beside}, which a share of 0.5 does not explain" in compared) is wrong
 
 
 @pytest.mark.parametrize(("challengers", "words"), [(100, "which a share of 0.1 explains"), (20, "does not explain. Look for")])
