@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 PIPELINE = "serving.pipeline"
 STAGING = ".staging"
-# What the system, copytree and NumPy say of a full disk; the last one has no errno
+# Messages of the system, of copytree and of NumPy about a full disk; those of NumPy have no errno
 FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\]|\A\d+ requested and \d+ written\Z")
 
 FindHeld = Callable[[Path], set[int] | None]
@@ -272,7 +272,7 @@ def refuse_full_disk(error: OSError, staging: Path) -> None:
     own_mib, temporary_mib = (f"{shutil.disk_usage(folder).free >> 20:,} MiB" for folder in (own, temporary))
     raise ExportError(
         f"The new generation cannot be written: {reason}. Its files are written into {own}, where {own_mib} are free, and "
-        f"temporary ones into {temporary}, where {temporary_mib} are free without them; expected room for both. Servers keep "
+        f"temporary ones into {temporary}, where {temporary_mib} are free without them; expected enough for both. Servers keep "
         "the generation that they serve. Free space, or choose another REPO or TMPDIR, and run the command again."
     ) from error
 

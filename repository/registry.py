@@ -32,7 +32,7 @@ VERDICTS = ("experiment stopped", "rolled back", "promoted", "not promoted")  # 
 CHOSEN = ("activated", "followed", "pinned")  # acts that choose a generation
 GATE = ("published", "not published")  # acts that say where a generation came from, and what `follow` refused in its place
 LATE = "recorded late: the publication ended before its record"
-MANIFEST_SHA256 = "manifest_sha256"  # key of a publication's facts: of the generation's own manifest, with its files
+MANIFEST_SHA256 = "manifest_sha256"  # key of a publication's facts: of the generation's manifest.json, as it was published
 REASON = "reason"  # key of a manifest: why `follow` published the generation
 SERVER = "server"  # author of what a server does by itself
 CUT_VALUES = ("true", "false", "null", "NaN", "-Infinity", "Infinity", ".", "e-", "e+")  # their beginnings are no JSON
@@ -59,8 +59,9 @@ class Act:
         "published" or "not published" (by `follow`, with its verdict as the reason; the generation is then the one that
         stays), or a change of an experiment, whose generation is the challenger (experiments.py)
     tag: "" unless one was set
-    facts: of a publication: the generation's manifest without its files, which outlives it, and its SHA-256; of a change of an
-        experiment: its name ("experiment"), "mode" and "champion"; {} of other acts
+    facts: of a publication: the generation's manifest without the list of its files, and the SHA-256 of the whole manifest,
+        kept after the generation is removed; of a change of an experiment: its name ("experiment"), "mode" and "champion";
+        {} of other acts
     """
 
     time_s: int

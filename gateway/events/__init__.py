@@ -1,1 +1,1 @@
-"""Events and changes of items and users, in three shapes, on their way to the server."""
+"""Read events in three shapes, and changes of items and users, and send them to the server."""

@@ -184,7 +184,7 @@ def spoil_start(fault: str, repo: Path) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("fault", ["damaged", "removed", "two pins", "challenger", "TLS", "host"])
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_a_start_that_would_fail_stops_nothing(is_ended, fault, sleeping, tmp_path, start):
-    """A supervisor that takes a server out of service may have ended it. Its gateway answers all the same."""
+    """A server that is out of service may have ended. Its gateway answers all the same."""
     repo = copy_lean_repository(tmp_path / "shop")
     said, options = spoil_start(fault, repo)
     with run_tagged(sleeping.tag) as helper:
