@@ -22,6 +22,7 @@ from export.build import build_repository
 from export.continuous.prequential import choose_questions, compute_gains, find_ranks
 from export.settings import Settings
 from perf.command import run
+from serving.contract.errors import ConfigError
 from training.dataset import Dataset, load_dataset
 from training.features.aggregates import DEFAULTS
 
@@ -48,9 +49,14 @@ SETS: dict[str, tuple[Mapping[str, Any], ...]] = {
 
 
 def declare(dataset: Dataset, tables: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Return the data set with these aggregations in place of its own. tables: as in `[[aggregations]]`, with CATEGORY"""
+    """Return the data set with these aggregations in place of its own. Raises ConfigError if it has no category.
+
+    tables: as in `[[aggregations]]`, with CATEGORY
+    """
     items = dataset.description.items
-    category = str(items.category) if items else ""
+    category = items.category if items else None
+    if category is None:
+        raise ConfigError(f"Data set {dataset.description.name} has no category. Expected [items] category in dataset.toml.")
     declared = [{**table, "entity": table["entity"].replace(CATEGORY, category)} for table in tables]
     return replace(dataset, description=dataset.description.model_copy(update={"aggregations": declared}))
 
@@ -85,8 +91,9 @@ def main(
     for source in data:
         machine, dataset, gains = read_machine(), load_dataset(source), {}
         name = dataset.description.name
-        for number, (set_name, tables) in enumerate(SETS.items()):
-            declared, repository = declare(dataset, tables), WORK / f"{name}-{number}"  # each set has other tensors
+        sets = {set_name: declare(dataset, tables) for set_name, tables in SETS.items()}
+        for number, (set_name, declared) in enumerate(sets.items()):
+            repository = WORK / f"{name}-{number}"  # each set has other tensors
             build_repository(take_exported_part(declared), repository, Settings(), Console(stderr=True))
             gains[set_name] = measure(declared, repository, most)
         command = f"python -m experiments.aggregations --data {source}"

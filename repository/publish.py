@@ -264,7 +264,7 @@ class Staging:
 def refuse_full_disk(error: OSError, staging: Path) -> None:
     """Raise ExportError if an error is about a full disk: such errors often name no file. staging: not yet cleared"""
     reason = str(error)
-    if isinstance(error, shutil.Error):  # by copytree; its argument is a list of (source, target, reason), one per file
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # copytree's (source, target, reason), one per file
         reason = error.args[0][0][2]
     if not FULL.search(reason):
         return

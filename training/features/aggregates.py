@@ -36,8 +36,8 @@ from training.dataset.dataset import Dataset
 INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
-# The trend of items alone: a user's session, recency, prices and events in the category change the quality of answers by no more
-# than chance (`python -m experiments.aggregations`).
+# The trend of items alone: a user's session, recency, prices and events in the category change the quality of answers by no
+# more than chance (`python -m experiments.aggregations`).
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
     _SALES | {"name": "sales_24h", "window": "24h"},
     _SALES | {"name": "sales_7d", "window": "7d"},
