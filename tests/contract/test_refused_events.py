@@ -85,7 +85,7 @@ def test_one_malformed_event_of_sixteen_counts_once_and_the_others_are_acknowled
     results = shop.post(*events)
     assert [row for row, result in enumerate(results) if "error" in result] == [5]
     assert results[5]["id"] == "order-1/5"
-    said = "The server at localhost:8001 refuses this request: event is 'smile'; expected one of "
+    said = "The server refuses this request: event is 'smile'; expected one of "
     assert results[5]["error"]["message"].startswith(said)
     assert len({result["sequence"] for result in results if "sequence" in result}) == 15
     assert shop.count_refused() == 1
