@@ -106,13 +106,7 @@ class Answering:
         except Exception as error:  # of any kind: the shop must get items to show
             if not question.fallback:
                 raise
-            reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
-            self._metrics.fallbacks.labels(reason).inc()
-            trace.get_current_span().add_event("popular items", {"reason": reason})
-            if not isinstance(error, Overloaded):  # under overload, a log line for each would add to the load
-                fields = {"request_id": request_id, "reason": reason}
-                unexpected = not isinstance(error, RecommenderError)
-                log.warning("answered with popular items: %s", error, exc_info=unexpected, extra={"fields": fields})
+            self._report_failure(error, request_id)
             content = self._build_popular(question, query, is_known, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
@@ -201,6 +195,16 @@ class Answering:
             raise DeadlineExceeded(f"No answer within {question.deadline_s:.3g} s. Allow more with x-deadline-ms.") from error
         finally:
             limiter.end(began_s, failed)
+
+    def _report_failure(self, error: Exception, request_id: str) -> None:
+        """Count, trace and log why popular items are shown."""
+        reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
+        self._metrics.fallbacks.labels(reason).inc()
+        trace.get_current_span().add_event("popular items", {"reason": reason})
+        if not isinstance(error, Overloaded):  # under overload, a log line for each would add to the load
+            fields = {"request_id": request_id, "reason": reason}
+            is_unexpected = not isinstance(error, RecommenderError)
+            log.warning("answered with popular items: %s", error, exc_info=is_unexpected, extra={"fields": fields})
 
     def _build_popular(
         self, question: Question, query: Query, is_known: bool | None, request_id: str, enrolment: Enrolment
