@@ -8,7 +8,7 @@
     ├── NoAnswer              the call was right, no answer came: a retry may help
     │   ├── DeadlineExceeded      not within the timeout                                      DEADLINE_EXCEEDED
     │   ├── Overloaded            the server's queue is full, or the request waited too long  RESOURCE_EXHAUSTED
-    │   └── Unavailable           nothing listens there, or the server is starting or going   UNAVAILABLE
+    │   └── Unavailable           nothing listens there, or the server starts or stops        UNAVAILABLE
     │       └── CircuitOpen           every endpoint failed lately: not even tried            UNAVAILABLE
     ├── ServerFault           the server failed on this request: its log says why             INTERNAL
     │   └── StageDied             a model's process died: every request will fail             INTERNAL
@@ -112,41 +112,47 @@ _RESTRICTED = "protocol is restricted"
 _UNKNOWN = "unknown model"
 
 
-def from_status(status: str, details: str, url: str, timeout_s: float | None, call: Call | None = None) -> RecommenderError:
-    """Return the error for a gRPC status name, such as "UNAVAILABLE", and the server's message."""
+def make_status_error(
+    status: str, details: str, url: str, timeout_s: float | None, call: Call | None = None
+) -> RecommenderError:
+    """Return the error for a failed call.
+
+    status: name of a gRPC status, such as "UNAVAILABLE"; details: the server's message, "" for none
+    url: address of the server; timeout_s: limit of the attempt, None for no limit; call: None unless it was an inference
+    """
     details = details.partition("\n")[0]  # a traceback is for the server's log
-    said = f" (it said: {details})" if details else ""
+    quote = f" (it said: {details})" if details else ""
     if status in ("INVALID_ARGUMENT", "OUT_OF_RANGE") and _UNKNOWN not in details:
         return InvalidRequest(f"The server at {url} refuses this request: {details}", call)
     if status in ("UNAUTHENTICATED", "PERMISSION_DENIED") or _RESTRICTED in details:
         remedy = "Give the client the server's token or certificate with headers= or tls=."
-        return AccessDenied(f"The server at {url} does not let this caller in{said}. {remedy}", call)
+        return AccessDenied(f"The server at {url} does not let this caller in{quote}. {remedy}", call)
     if (status == "NOT_FOUND" or _UNKNOWN in details) and call is not None and call.model == CHALLENGER:
         remedy = "Start an experiment with it, or leave `generation` out, which asks the served generation."
-        return ModelNotFound(f"The server at {url} holds no generation {call.version} as challenger{said}. {remedy}", call)
+        return ModelNotFound(f"The server at {url} holds no generation {call.version} as challenger{quote}. {remedy}", call)
     if status == "NOT_FOUND" or _UNKNOWN in details:
         remedy = "See what it serves with `python -m clients health`, and serve a repository that `make export` wrote."
-        return ModelNotFound(f"The server at {url} does not know the model{said}. {remedy}", call)
+        return ModelNotFound(f"The server at {url} does not know the model{quote}. {remedy}", call)
     if status == "DEADLINE_EXCEEDED":
         within = f" within {timeout_s:.3g} s" if timeout_s is not None else ""
-        remedy = "Allow more with Timeouts(request=…) or --timeout, or look whether the server is overloaded."
+        remedy = "Allow more with Timeouts(request=…) or --timeout, or check whether the server is overloaded."
         return DeadlineExceeded(f"No answer from {url}{within}. {remedy}", call)
     if status == "RESOURCE_EXHAUSTED" or (status == "UNAVAILABLE" and any(words in details for words in _QUEUE_SAYS)):
         remedy = "Send less, give important requests a higher priority, or add instances."
-        return Overloaded(f"The server at {url} turned the request away{said}. {remedy}", call)
+        return Overloaded(f"The server at {url} turned the request away{quote}. {remedy}", call)
     if status == "UNAVAILABLE" and _STORE_SAYS in details:
         return Unavailable(f"The server at {url} saves nothing at present: {details}", call)
     if status == "UNAVAILABLE":
         remedy = (
-            "Is it running, is this its port (8001 for gRPC, 8000 for HTTP, unless chosen otherwise), and do both sides speak "
-            "TLS, with certificates that the other one trusts, or neither? "
+            "Is it running, is this its port (8001 for gRPC, 8000 for HTTP, unless chosen otherwise), and do both sides use "
+            "TLS, with certificates that the other side trusts, or neither? "
             "Start it with `make run` or `make serve REPO=model_repository`, or name another with --url host:port."
         )
-        return Unavailable(f"No server answers at {url}{said}. {remedy}", call)
+        return Unavailable(f"No server answers at {url}{quote}. {remedy}", call)
     if STUB_DIED in details:
         remedy = (
             "A model's process died, and only starting the server again brings it back: `make serve` (or "
             "`python -m server start`) with the repository and ports it was started with."
         )
-        return StageDied(f"The server at {url} can answer no request{said}. {remedy}", call)
-    return ServerFault(f"The server at {url} failed with {status}{said}. Its log has the details.", call)
+        return StageDied(f"The server at {url} can answer no request{quote}. {remedy}", call)
+    return ServerFault(f"The server at {url} failed with {status}{quote}. Its log has the details.", call)

@@ -17,7 +17,7 @@ from tests.contract import fake_backend as pb
 from tests.contract.test_adapter import pbtxt_as_json
 from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender.errors import from_status
+from triton_recommender.errors import make_status_error
 from triton_recommender.models import Call
 
 CODES = {pb.TritonError.INVALID_ARG: "INVALID_ARGUMENT"}
@@ -59,7 +59,7 @@ class Shop:
         self.calls += 1
         [response] = self.model.execute([pb.InferenceRequest(**call.inputs)])
         if error := response.error():
-            raise from_status(CODES[error.code()], error.message(), "localhost:8001", call.timeout_s, call)
+            raise make_status_error(CODES[error.code()], error.message(), "localhost:8001", call.timeout_s, call)
         return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
 
     def post(self, *events: dict) -> list[dict]:

@@ -26,7 +26,7 @@ from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 from tests.server import toys
 from tests.waiting import until
-from triton_recommender.errors import STUB_DIED, from_status
+from triton_recommender.errors import STUB_DIED, make_status_error
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
         pytest.raises(InferenceServerException, match=f"(?i){STUB_DIED}") as caught,
     ):
         toys.ask(client, 1)
-    assert "make serve" in str(from_status("INTERNAL", str(caught.value), url, 1.0))
+    assert "make serve" in str(make_status_error("INTERNAL", str(caught.value), url, 1.0))
     remedy = f"--repo {repo} --grpc-port {ports.grpc} --http-port {ports.http} --metrics-port {ports.metrics}"
     for told in (call("status", exit_code=1), call("diagnose", "--grpc-port", ports.grpc, exit_code=1)):
         assert "1 of its Python model process(es) died" in told

@@ -15,7 +15,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
-from triton_recommender.errors import from_status
+from triton_recommender.errors import make_status_error
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports import is_loopback, make_ssl_context
@@ -44,9 +44,9 @@ class _Grpc:
         try:
             yield
         except grpc.RpcError as error:
-            raise from_status(error.code().name, error.details() or "", self.url, timeout_s, call) from error
+            raise make_status_error(error.code().name, error.details() or "", self.url, timeout_s, call) from error
 
-    def _options(self, timeout_s: float | None, headers: Mapping[str, str] | None = None) -> dict:
+    def _make_options(self, timeout_s: float | None, headers: Mapping[str, str] | None = None) -> dict:
         """Return a call's metadata and timeout, as arguments of a stub's method."""
         return {"metadata": tuple((self._headers | lower_names(headers or {})).items()), "timeout": timeout_s}
 
@@ -60,20 +60,20 @@ class GrpcTransport(_Grpc):
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelConfigRequest(name=model)
-            return describe_model(self._stub.ModelConfig(request, **self._options(timeout_s)).config)
+            return describe_model(self._stub.ModelConfig(request, **self._make_options(timeout_s)).config)
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         with self._translate_errors(call.timeout_s, call):
-            return decode_outputs(self._stub.ModelInfer(make_request(call), **self._options(call.timeout_s, call.headers)))
+            return decode_outputs(self._stub.ModelInfer(make_request(call), **self._make_options(call.timeout_s, call.headers)))
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translate_errors(timeout_s):
-            return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), **self._options(timeout_s)).ready
+            return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), **self._make_options(timeout_s)).ready
 
     def generation(self, timeout_s: float | None) -> int | None:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
-            return pick_only_version(self._stub.ModelMetadata(request, **self._options(timeout_s)).versions)
+            return pick_only_version(self._stub.ModelMetadata(request, **self._make_options(timeout_s)).versions)
 
     def close(self) -> None:
         self._channel.close()
@@ -88,23 +88,23 @@ class AsyncGrpcTransport(_Grpc):
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelConfigRequest(name=model)
-            return describe_model((await self._stub.ModelConfig(request, **self._options(timeout_s))).config)
+            return describe_model((await self._stub.ModelConfig(request, **self._make_options(timeout_s))).config)
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         with self._translate_errors(call.timeout_s, call):
             return decode_outputs(
-                await self._stub.ModelInfer(make_request(call), **self._options(call.timeout_s, call.headers))
+                await self._stub.ModelInfer(make_request(call), **self._make_options(call.timeout_s, call.headers))
             )
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelReadyRequest(name=model)
-            return (await self._stub.ModelReady(request, **self._options(timeout_s))).ready
+            return (await self._stub.ModelReady(request, **self._make_options(timeout_s))).ready
 
     async def generation(self, timeout_s: float | None) -> int | None:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
-            return pick_only_version((await self._stub.ModelMetadata(request, **self._options(timeout_s))).versions)
+            return pick_only_version((await self._stub.ModelMetadata(request, **self._make_options(timeout_s))).versions)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -139,13 +139,14 @@ def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
 
     def describe_tensors(tensors) -> dict[str, tuple[str, int]]:
         return {
-            tensor.name: (wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[-1]) for tensor in tensors
+            tensor.name: (to_wire_dtype(model_config_pb2.DataType.Name(tensor.data_type)), tensor.dims[-1])
+            for tensor in tensors
         }
 
     return ModelDescription(describe_tensors(config.input), describe_tensors(config.output), max(config.max_batch_size, 1))
 
 
-def wire_dtype(name: str) -> str:
+def to_wire_dtype(name: str) -> str:
     """Return the wire name of a dtype, INT64 for TYPE_INT64. Text is BYTES on the wire and TYPE_STRING in a configuration."""
     name = name.removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name

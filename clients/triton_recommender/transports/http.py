@@ -17,11 +17,11 @@ import tritonclient.http as codec
 import urllib3
 from tritonclient.utils import InferenceServerException
 
-from triton_recommender.errors import from_status
+from triton_recommender.errors import make_status_error
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports import make_ssl_context
-from triton_recommender.transports.grpc import DTYPES, pick_only_version, wire_dtype
+from triton_recommender.transports.grpc import DTYPES, pick_only_version, to_wire_dtype
 
 T = TypeVar("T")
 LENGTH = "Inference-Header-Content-Length"
@@ -53,17 +53,17 @@ class _Http:
             yield
         except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
             if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
-                raise from_status("UNAVAILABLE", "no connection in time", self.url, timeout_s, call) from error
-            raise from_status("DEADLINE_EXCEEDED", "", self.url, timeout_s, call) from error
+                raise make_status_error("UNAVAILABLE", "no connection in time", self.url, timeout_s, call) from error
+            raise make_status_error("DEADLINE_EXCEEDED", "", self.url, timeout_s, call) from error
         except (urllib3.exceptions.HTTPError, aiohttp.ClientError, OSError) as error:
-            raise from_status("UNAVAILABLE", str(error), self.url, timeout_s, call) from error
+            raise make_status_error("UNAVAILABLE", str(error), self.url, timeout_s, call) from error
         except InferenceServerException as error:  # the body is not of this protocol
-            raise from_status("INTERNAL", error.message() or "", self.url, timeout_s, call) from error
+            raise make_status_error("INTERNAL", error.message() or "", self.url, timeout_s, call) from error
 
     def _check_status(self, status: int, body: bytes, timeout_s: float | None, call: Call | None = None) -> bytes:
         if status == 200:
             return body
-        raise from_status(STATUSES.get(status, "INTERNAL"), _read_error(body), self.url, timeout_s, call)
+        raise make_status_error(STATUSES.get(status, "INTERNAL"), _read_error(body), self.url, timeout_s, call)
 
     def _encode(self, call: Call) -> tuple[bytes, dict[str, str]]:
         body, header_length = codec.InferenceServerClient.generate_request_body(
@@ -179,7 +179,7 @@ def describe_model(config: Mapping[str, Any]) -> ModelDescription:
     """Return the tensors and the largest batch of a model, from its config as JSON: see transports/grpc.py."""
 
     def describe_tensors(tensors: list[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
-        return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][-1])) for tensor in tensors}
+        return {tensor["name"]: (to_wire_dtype(tensor["data_type"]), int(tensor["dims"][-1])) for tensor in tensors}
 
     return ModelDescription(
         describe_tensors(config["input"]), describe_tensors(config["output"]), max(int(config["max_batch_size"]), 1)

@@ -26,7 +26,7 @@ from triton_recommender import (
 )
 from triton_recommender.breaker import Breaker
 from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Policy
-from triton_recommender.errors import from_status
+from triton_recommender.errors import make_status_error
 from triton_recommender.models import Call
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
@@ -390,7 +390,7 @@ def test_headers_are_sent(kind, server, http):
 
 
 def test_a_message_states_long_timeouts_in_plain_seconds():
-    assert "No answer from shop:8001 within 120 s." in str(from_status("DEADLINE_EXCEEDED", "", "shop:8001", 120.0))
+    assert "No answer from shop:8001 within 120 s." in str(make_status_error("DEADLINE_EXCEEDED", "", "shop:8001", 120.0))
 
 
 # --- HTTP
