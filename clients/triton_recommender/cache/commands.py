@@ -12,7 +12,7 @@ from triton_recommender.cache.redis_cache import RedisCache
 from triton_recommender.errors import InvalidRequest
 
 CacheUrl = Annotated[str, typer.Option("--cache", help="redis://host:port of the cache")]
-Namespace = Annotated[str, typer.Option(help="of the shop, where several share a Redis")]
+Namespace = Annotated[str, typer.Option(help="prefix of this shop's keys, where several shops share a Redis")]
 TtlS = Annotated[float, typer.Option("--ttl", help="lifetime of an answer in seconds, as the callers set it")]
 Source = Annotated[str, typer.Option("--repo", help="names of users: the repository's folder, or a catalogue's file or URL")]
 
@@ -39,11 +39,11 @@ def forget(
 
 def follow(
     brokers: Annotated[str, typer.Option(help="Kafka: host:port, comma-separated")],
-    topic: Annotated[str, typer.Option(help="whose messages are JSON objects, one event each")],
+    topic: Annotated[str, typer.Option(help="topic of events: each message is one JSON object")],
     cache: CacheUrl = "redis://localhost:6379",
     namespace: Namespace = "recommend",
     ttl_s: TtlS = 300.0,
-    field: Annotated[str, typer.Option(help="what names the user in a message")] = "user_id",
+    field: Annotated[str, typer.Option(help="field of a message that holds the user's id")] = "user_id",
     repo: Source = "model_repository",
 ) -> None:
     """Invalidate users' cached answers as their events arrive in a topic, until Ctrl-C."""
@@ -51,4 +51,4 @@ def follow(
     store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
     names, counts = Names(repo), FollowCounts()
     run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, counts))
-    typer.echo(f"{counts.events} events, {counts.users} users forgotten, {counts.unusable} events named nobody")
+    typer.echo(f"{counts.events} events, {counts.users} users forgotten, {counts.unusable} events named no user")

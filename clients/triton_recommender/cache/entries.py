@@ -17,7 +17,7 @@ from triton_recommender.models import ModelDescription
 DIGEST_BYTES = 16
 ITEM_BYTES = 8 + 4  # id and score
 CACHED_OUTPUTS = ("item_ids", "scores", "degraded", "generation")
-Row = dict[str, np.ndarray]  # the outputs for one user, [1, …] by name
+Row = dict[str, np.ndarray]  # the cached outputs for one user: name -> [1, …]
 
 
 class Key(NamedTuple):
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 def make_keys(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) -> list[Key]:
-    """Return a key for each user of input tensors [B, …]."""
+    """Return a key for each user of input tensors [B, …]. model: its description; another model has other keys"""
     names = sorted(inputs)
     sizes = repr((model, [(name, inputs[name].dtype.str) for name in names])).encode()
     seed = blake2b(sizes, digest_size=DIGEST_BYTES)
@@ -64,11 +64,11 @@ def unpack_row(value: bytes, generation: int) -> Row | None:
     }
 
 
-def take_row(outputs: Row, row: int) -> Row:
-    """Return the outputs for one user, [1, …], under the names of `unpack_row`, so that `join_rows` can mix both."""
+def take_row(outputs: Mapping[str, np.ndarray], row: int) -> Row:
+    """Return one row of outputs [B, …], reduced to the names of `unpack_row` so that `join_rows` can mix both."""
     return {name: outputs[name][row : row + 1] for name in CACHED_OUTPUTS}
 
 
-def join_rows(rows: list[Row]) -> Row:
+def join_rows(rows: list[Row]) -> dict[str, np.ndarray]:
     """Concatenate rows [1, …] to tensors [B, …]."""
     return rows[0] if len(rows) == 1 else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class KnownGeneration:
-    """The generation that the server was last known to serve. A report on an earlier request never replaces a later one."""
+    """The generation that the server was last known to serve. An answer to an older request never replaces a newer one's."""
 
     def __init__(self, max_age_s: float, clock_s: Callable[[], float]) -> None:
         self._max_age_s, self._clock_s = max_age_s, clock_s

@@ -63,7 +63,7 @@ class RedisCache(Cache):
         except self._failures as error:
             self._record_failure(error)
             return None
-        return self._count_read(keys, tokens, replies)
+        return self._decode_replies(keys, tokens, replies)
 
     def write(self, entries: Sequence[Entry]) -> None:
         if not (entries and self._breaker.closed):
@@ -73,12 +73,12 @@ class RedisCache(Cache):
         except self._failures as error:
             self._record_failure(error)
         else:
-            self._count_written(entries)
+            self._record_written(entries)
 
     def forget(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
         try:
-            self._queue_forgetting(self._redis.pipeline(transaction=False), users).execute()
+            self._queue_deletions(self._redis.pipeline(transaction=False), users).execute()
         except self._failures as error:
             raise self._make_forget_error(users, error) from error
         self.counts.add(forgotten=len(users))
@@ -92,7 +92,7 @@ class RedisCache(Cache):
         except self._failures as error:
             self._record_failure(error)
             return None
-        return self._count_read(keys, tokens, replies)
+        return self._decode_replies(keys, tokens, replies)
 
     async def write_async(self, entries: Sequence[Entry]) -> None:
         if not (entries and self._breaker.closed):
@@ -102,12 +102,12 @@ class RedisCache(Cache):
         except self._failures as error:
             self._record_failure(error)
         else:
-            self._count_written(entries)
+            self._record_written(entries)
 
     async def forget_async(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
         try:
-            await self._queue_forgetting(self._async_redis.pipeline(transaction=False), users).execute()
+            await self._queue_deletions(self._async_redis.pipeline(transaction=False), users).execute()
         except self._failures as error:
             raise self._make_forget_error(users, error) from error
         self.counts.add(forgotten=len(users))
@@ -130,13 +130,16 @@ class RedisCache(Cache):
             pipeline.pexpire(self._name_token(key.user_id), 2 * self._ttl_ms)  # a token outlives its answers
         return pipeline
 
-    def _queue_forgetting(self, pipeline, users: set[int]):
+    def _queue_deletions(self, pipeline, users: set[int]):
         for user_id in users:
             pipeline.unlink(self._name_token(user_id))
         return pipeline
 
-    def _count_read(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
-        """Return each key's current token, and its answer or None where Redis holds no valid one. tokens: the new ones sent"""
+    def _decode_replies(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Lookup:
+        """Return each key's current token, and its answer or None where Redis holds no valid one.
+
+        tokens: those drawn for this read, which Redis took where it had none; replies: two per key, as `_queue_reads` asks
+        """
         self._breaker.record_success()
         tokens = [stored or new for stored, new in zip(replies[::2], tokens, strict=True)]
         values = []
@@ -145,7 +148,7 @@ class RedisCache(Cache):
             values.append(value[HEAD_BYTES:] if is_valid else None)
         return Lookup(tokens, values)
 
-    def _count_written(self, entries: Sequence[Entry]) -> None:
+    def _record_written(self, entries: Sequence[Entry]) -> None:
         self._breaker.record_success()
         self.counts.add(stored=len(entries))
 

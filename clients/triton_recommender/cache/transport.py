@@ -129,7 +129,7 @@ class _Caching:
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(
                 f"No answer within {call.timeout_s:.2g} s: spent waiting for the cache, or for another request with the "
-                "same query. Allow more with Timeouts(request=…), or look whether the server is overloaded.",
+                "same query. Allow more with Timeouts(request=…), or check whether the server is overloaded.",
                 call,
             )
         inputs = call.inputs

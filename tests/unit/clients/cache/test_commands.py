@@ -68,7 +68,7 @@ def test_follow_a_topic_until_interrupted(options, client, shop, broker):
 
         until(is_asked_again)
         follower.send_signal(signal.SIGTERM)
-        assert re.fullmatch(r"\d+ events, \d+ users forgotten, 0 events named nobody\n", follower.communicate(timeout=20)[0])
+        assert re.fullmatch(r"\d+ events, \d+ users forgotten, 0 events named no user\n", follower.communicate(timeout=20)[0])
     assert follower.returncode == 0
     assert set(shop.asked[2:]) == {7}
 
