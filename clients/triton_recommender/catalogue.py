@@ -31,7 +31,7 @@ FETCH_TIMEOUT_S = 30.0
 class Catalogue:
     """Names of a shop's users and items, and titles of its items. A part that was not published is empty.
 
-    generation:              that published the catalogue
+    generation:              number of the generation that published it; None: not known
     titles:                  item id -> title
     item_names, user_names:  text id -> id on the wire; empty where the shop's ids are integers
     item_ids:                every item of the export; empty: not known
@@ -116,11 +116,11 @@ class Catalogue:
     @overload
     def user_id(self, user: None) -> None: ...
     def user_id(self, user: int | str | None) -> int | str | None:
-        """Return the id of a user. A text that cannot be an id is returned unchanged."""
+        """Return the id of a user; a text that cannot be an id as it is. Raises InvalidRequest for a text of spaces alone."""
         return self._find_id(user, self.user_names, self._known_users)
 
     def item_id(self, item: int | str) -> int | str:
-        """Return the id of an item. A text that cannot be an id is returned unchanged."""
+        """Return the id of an item; a text that cannot be an id as it is. Raises InvalidRequest for a text of spaces alone."""
         return self._find_id(item, self.item_names, self._known_items)
 
     def describe(self, answer: Recommendations) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
@@ -150,6 +150,10 @@ class Catalogue:
         return [self._resolve_id(field_name, item, self.item_id, self.item_names, notices) for item in listed]
 
     def _resolve_id(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
+        """Return the id of a value, and append a notice if the catalogue lists such ids and lacks this one.
+
+        field_name: the query's field that holds the value; resolve: `user_id` or `item_id`; names: all names of that kind
+        """
         resolved = resolve(value)
         checkable = names or (field_name != "user_id" and self.item_ids)
         if checkable and value is not None and not self._is_known(field_name, value, resolved, names):
@@ -172,6 +176,7 @@ class Catalogue:
         return resolved in self._known_items or resolved in self.item_ids
 
     def _find_id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
+        """Return the id of a value as `resolve` describes it. names: text -> id; known: the same, id -> text"""
         if not isinstance(value, str):
             return value
         text = value.strip()

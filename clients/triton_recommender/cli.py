@@ -1,4 +1,4 @@
-"""`python -m triton_recommender` (from a checkout `python -m clients`): one call, printed as text or, with --json, as JSON.
+"""`python -m triton_recommender` (from a checkout `python -m clients`): make one call, and print it as text or JSON.
 
 Exit status: 0 answered, 1 no answer (not ready, too late, overloaded, failed), 2 the call was wrong.
 """
@@ -110,7 +110,7 @@ def observe(
     timestamp_ms: Annotated[int | None, typer.Option(help="milliseconds since 1970 UTC; now by default")] = None,
     value: Annotated[float | None, typer.Option(help="quantity, rating or amount")] = None,
     event_id: Annotated[str | None, typer.Option(help="idempotency key: the same one again changes nothing")] = None,
-    request_id: Annotated[str | None, typer.Option(help="of the answer that the event reacts to")] = None,
+    request_id: Annotated[str | None, typer.Option(help="request id of the answer that the event reacts to")] = None,
     context: Context = None,
     timeout: Seconds = 5.0,
     repo: Source = DEFAULT_SOURCE,
@@ -152,7 +152,10 @@ def buy(
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
             before = shop.recommend(user_id, k=k)
             if not before.item_ids:
-                raise InvalidRequest(f"user_id {user_id!r} is recommended nothing, so there is nothing to buy.")
+                raise InvalidRequest(
+                    f"The server recommends nothing to user_id {user_id!r}; expected an item to buy. "
+                    "Try a user that `python -m clients users` lists."
+                )
             started_s = time.perf_counter()
             sequence = shop.observe(user_id, before.item_ids[0])
             durable_s = time.perf_counter()
@@ -173,7 +176,7 @@ def buy(
 @app.command()
 def upsert(
     kind: Annotated[str, typer.Argument(help="item or user")],
-    record_id: Annotated[str, typer.Argument(metavar="ID", help="the shop's id of it")],
+    record_id: Annotated[str, typer.Argument(metavar="ID", help="the shop's id of the item or user")],
     columns: Annotated[str, typer.Argument(help='JSON of the data set\'s columns, such as {"price": 9.5}')],
     timeout: Seconds = 5.0,
     repo: Source = DEFAULT_SOURCE,
@@ -221,7 +224,7 @@ def health(
 
 
 @app.command()
-def users(repo: Annotated[Path, typer.Option(help="the repository that knows them")] = Path(DEFAULT_SOURCE)) -> None:
+def users(repo: Annotated[Path, typer.Option(help="the repository's folder")] = Path(DEFAULT_SOURCE)) -> None:
     """Print some users to try: the most active one, one in the middle and the least active one."""
     with report_errors():
         for user in list_users(repo, N_USERS):
@@ -258,8 +261,8 @@ def warm(
         counts = store.counts
         if counts.failures:
             raise Unavailable(
-                f"Redis at {store.address} did not answer, {counts.stored} of {len(user_ids)} answers are kept. "
-                "Check it, then try again."
+                f"Redis at {store.address} did not answer, so only {counts.stored} of {len(user_ids)} answers were stored. "
+                "Check Redis, then run this command again."
             )
         typer.echo(f"{len(user_ids)} users: {counts.stored} asked and kept, {counts.hits} were warm, {fallbacks} got fallbacks")
 
@@ -274,7 +277,7 @@ def report_errors() -> Iterator[None]:
         raise typer.Exit(2 if error.status == InvalidRequest.status else 1) from error
 
 
-for command in (forget, follow):
+for command in (forget, follow):  # defined in the cache package, which this module imports
     app.command()(report_errors()(command))
 
 
@@ -293,7 +296,10 @@ def connect(
 
 
 def find_catalogue(source: str, generation: int | None = None) -> Catalogue | None:
-    """Return names and titles; None where none are published. Raises CatalogueError where they are broken or not there."""
+    """Return names and titles; None where the source publishes none, or where DEFAULT_SOURCE does not exist.
+
+    Raises CatalogueError for a source that is broken, and for one that the caller named and that does not exist.
+    """
     try:
         return Catalogue.load(source, generation)
     except CatalogueMissing:

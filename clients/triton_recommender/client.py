@@ -80,7 +80,10 @@ class SharedClient:
         self._described_s: dict[str, float] = {}
 
     def forget_if_outdated(self, model: str, used: ModelDescription) -> bool:
-        """Return whether to encode a refused call again: the server may have another description. Then forget the one used."""
+        """Return whether to encode a refused call again, because the server's tensors may have changed since `used` was read.
+
+        Also have the description read again, unless that was done less than REREAD_S ago: then the call itself is wrong.
+        """
         if self.models.get(model) is not used:  # the server refused it, or another call read a newer one
             return True
         if time.monotonic() - self._described_s[model] < REREAD_S:
@@ -218,7 +221,7 @@ def refuse_reserved(user_id: int | str | None) -> None:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a text that UTF-8 can encode: one that holds half a character cannot be sent."""
+    """Return whether a value is a text that UTF-8 can encode. One with a lone surrogate cannot be sent."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -240,6 +243,6 @@ def judge_health(url: str, outputs: Mapping[str, np.ndarray]) -> Health:
 
 def _split(rows: list, size: int) -> Iterator[list]:
     if not rows:
-        raise InvalidRequest("There is no query or event in the call; expected one at least.")
+        raise InvalidRequest("There is no query or event in the call; expected at least one.")
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

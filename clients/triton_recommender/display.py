@@ -20,6 +20,7 @@ def list_fallbacks(answer: Recommendations | Health) -> list[str]:
 
 
 def describe_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
+    """Return an answer as a dict for JSON, with the items' names and titles. user_id: as the caller wrote it"""
     items = [
         {"rank": rank, "item_id": item_id, **describe_item(item_id, names), "score": score}
         for rank, (item_id, score) in enumerate(answer, start=1)

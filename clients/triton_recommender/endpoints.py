@@ -83,9 +83,10 @@ class RetryBudget:
 
 @dataclass(frozen=True)
 class Policy:
-    """retries: further attempts of a call; attempt_s: limit of an attempt, or None
+    """Rules for attempts. Raises InvalidRequest for retries or hedge_after_s out of range.
 
-    hedge_after_s: as in Recommender, or None
+    retries: further attempts of a call; attempt_s: longest attempt, None for no limit
+    hedge_after_s: as in Recommender, None to send no call twice
     fair_s: an attempt that gets no answer counts against the server only if it had this long; a caller may have less patience
     """
 
@@ -161,8 +162,11 @@ class _Attempts:
             self._record_failure(endpoint, error)
         else:
             endpoint.find_breaker(self._model).record_success()  # an error, but the server answered
-        others = len(self._endpoints) > 1
-        may_help = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
+        # The same server would fail again at once: its stage stays dead, and its queue full. Another one may answer.
+        has_others = len(self._endpoints) > 1
+        may_help = isinstance(error, Unavailable | DeadlineExceeded) or (
+            has_others and isinstance(error, StageDied | Overloaded)
+        )
         next_is_untried = self._is_next_untried()
         is_moved = next_is_untried and isinstance(error, Unavailable | StageDied)
         may_retry = self._safe and may_help and self._failures < self._policy.retries
@@ -199,6 +203,8 @@ class _Attempts:
 
 
 class _Endpoints:
+    """Base of both classes of endpoints: everything that does not wait."""
+
     def __init__(self, endpoints: Sequence[Endpoint], policy: Policy) -> None:
         if not endpoints:
             raise InvalidRequest("There is no address; expected one or more, such as localhost:8001.")
@@ -207,6 +213,7 @@ class _Endpoints:
         self.url = ", ".join(endpoint.transport.url for endpoint in endpoints)
 
     def _make_attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
+        """Return the attempts of a call. first: place of the endpoint to ask first; a hedge begins at the second one"""
         self.require_open()
         rotated = self.endpoints[first:] + self.endpoints[:first]
         return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)

@@ -10,7 +10,7 @@
 The handler gets each Query as a server would understand it (ids, history and exclusions as sent, absent context left out).
 It returns item ids, best first, or a whole Recommendations, or raises one of triton_recommender.errors. Invalid queries
 are refused here too, and so are events and changes that every server refuses. The fake knows neither data set nor clock: it
-takes every kind of event, every column of an item or user, and times to come. FakeRecommender takes the other arguments of
+takes every kind of event, every column of an item or user, and future timestamps. FakeRecommender takes the other arguments of
 Recommender as well (catalogue, strict, cache, …); AsyncFakeRecommender is its asyncio twin.
 """
 
@@ -54,14 +54,14 @@ def describe_models(
 ) -> dict[str, ModelDescription]:
     """Return the three models as a server describes them. context: column -> INT64, FP32 or BYTES."""
     columns = {name: (dtype, 1) for name, dtype in context.items()}
-    own = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
+    query = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
     answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
     answer |= {"propensities": ("FP32", items_returned), "sources": ("INT32", items_returned)}
     event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
     event |= {"event_id": ("BYTES", 1), "request_id": ("BYTES", 1)}
     upsert = {"kind": ("BYTES", 1), "id": _ID, "columns": ("BYTES", 1)}
     return {
-        RECOMMEND: ModelDescription({**own, **columns}, answer, max_batch),
+        RECOMMEND: ModelDescription({**query, **columns}, answer, max_batch),
         OBSERVE: ModelDescription({**event, **columns}, _SEQUENCE, max_batch),
         UPSERT: ModelDescription(upsert, _SEQUENCE, max_batch),
     }
@@ -117,7 +117,12 @@ class FakeServer:
     def _answer_as_challenger(self, call: Call) -> dict[str, np.ndarray]:
         generation = int(call.version)
         if generation not in self.challengers:
-            raise ModelNotFound(f"The fake holds no challenger of generation {generation}.", call)
+            known = ", ".join(map(str, self.challengers)) or "none"
+            raise ModelNotFound(
+                f"The fake has no challenger of generation {generation}; it has {known}. "
+                "Add its handler to `server.challengers`.",
+                call,
+            )
         return self._recommend(_decode_queries(call.inputs), self.challengers[generation], generation)
 
     def _recommend(
@@ -150,8 +155,8 @@ class FakeServer:
         answer = handler(query)
         if isinstance(answer, Recommendations):
             return answer
-        falling = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
-        return Recommendations(tuple(answer), falling, generation=generation)
+        scores = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
+        return Recommendations(tuple(answer), scores, generation=generation)
 
     def _refuse_malformed(self, events: list[Event], call: Call) -> None:
         """Raise InvalidRequest as every server does for a request with a malformed event; none of its events counts."""
@@ -275,12 +280,12 @@ def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
 
 def _decode_events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
     """Return the events that these tensors encode."""
-    own = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
+    details = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
     events = []
     for row in range(len(inputs["user_id"])):
         given = _read_values({name: array[row, 0] for name, array in inputs.items()})
-        context = {name: value for name, value in given.items() if name not in own}
-        events.append(Event(**{name: value for name, value in given.items() if name in own}, context=context))
+        context = {name: value for name, value in given.items() if name not in details}
+        events.append(Event(**{name: value for name, value in given.items() if name in details}, context=context))
     return events
 
 

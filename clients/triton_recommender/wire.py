@@ -62,7 +62,7 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
     Raises InvalidRequest.
     """
     if not queries:
-        raise InvalidRequest("There is no query in the call; expected one at least.")
+        raise InvalidRequest("There is no query in the call; expected at least one.")
     user_ids = [ANONYMOUS if query.user_id is None else validate_id(query.user_id, "user_id", INT64.min) for query in queries]
     tensors = {
         "user_id": np.array(user_ids, np.int64)[:, None],
