@@ -112,7 +112,7 @@ class Question:
         """Compute the list of B requests, the inputs of `retrieve`."""
         history = retrieve.items.find_positions(inputs["history_ids"])
         vectors = retrieve.compute_user_vectors(inputs, history)
-        blocked = retrieve.outputs.collect_blocked(inputs, history, SeenSince.nothing(len(history)))
+        blocked = retrieve.outputs.collect_blocked(inputs, history, SeenSince.make_empty(len(history)))
         found = retrieve.search(vectors, history, blocked, retrieve.info.axes.candidates)
         return cls(vectors, history, np.full_like(history, retrieve.items.n_items), blocked, *found)
 

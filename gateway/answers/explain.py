@@ -301,7 +301,7 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
     if item_id in trace["exclude"][0]:
         return "The request excludes it."
     outputs, history = retrieve.outputs, retrieve.items.find_positions(trace["history_ids"])
-    since = outputs.live.read(trace["user_id"][:, 0])[0] if outputs.live and outputs.filter_seen else SeenSince.nothing(1)
+    since = outputs.live.read(trace["user_id"][:, 0])[0] if outputs.live and outputs.filter_seen else SeenSince.make_empty(1)
     if (
         position
         in outputs.collect_blocked(trace | {"exclude": np.full_like(trace["exclude"], PAD_ID)}, history, since).positions

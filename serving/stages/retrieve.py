@@ -138,7 +138,7 @@ class RetrieveOutputs:
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
             vectors = np.where(broken[:, None], self._make_unknown_user_vector(vectors.shape[1]), vectors)
-        since, is_missing = SeenSince.nothing(len(vectors)), np.full(len(vectors), not is_current)
+        since, is_missing = SeenSince.make_empty(len(vectors)), np.full(len(vectors), not is_current)
         if self.live and self.filter_seen and is_current:
             since, is_missing = self.live.read(inputs["user_id"][:, 0])
         blocked = self.collect_blocked(inputs, history, since)

@@ -1,4 +1,4 @@
-"""Compile declared aggregations to the layout of a record, and to both ways of computing features from events.
+"""Compile declared aggregations to plans, which compute the same features from a whole log or from stored records.
 
 EntityPlan.compute_point_in_time(events, …)    features at any moments of a log
 EntityPlan.update(records, …)                  add events to records
@@ -40,9 +40,10 @@ VALUE_FIELDS = ("weight", "amount", "price")  # in the order of loops.WEIGHT, AM
 
 
 class Instants(NamedTuple):
-    """M moments: which entities, at what time, and the sequence of the first event that is not known yet.
+    """M moments at which features are computed.
 
-    keys: int64 [M, KEY_WIDTH]; time_ms, sequence: int64 [M]
+    keys: int64 [M, KEY_WIDTH] of the entities; time_ms: int64 [M]
+    sequence: int64 [M] of the first event that is not yet known at the moment
     """
 
     keys: np.ndarray
@@ -84,7 +85,7 @@ class EntityPlan:
         return features
 
     def compute_point_in_time(self, events: np.ndarray, keys: np.ndarray, instants: Instants) -> np.ndarray:
-        """Return the features float32 [M, F] at each instant.
+        """Return the features, float32 [M, F], at each instant, from the events that are known by then.
 
         events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `make_entity_keys`
         """
@@ -152,6 +153,7 @@ def make_entity_keys(
 def hash_categories(texts: np.ndarray) -> np.ndarray:
     """Return a key for each category, object [N] of str or None -> int64 [N]; NO_KEY for None. Equal in every generation."""
     missing = np.array([text is None for text in texts], bool)
+    # The shift keeps keys from being negative, so that none is NO_KEY.
     return np.where(missing, NO_KEY, (hash_strings(texts) >> np.uint64(1)).astype(np.int64))
 
 

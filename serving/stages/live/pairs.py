@@ -52,9 +52,9 @@ class StoredPairs:
         return cls(items, as_of_s if learned is None else int(learned["last_ms"].max()) // 1_000)
 
     def find(self, snapshot: Snapshot, headers: np.ndarray | None) -> np.ndarray:
-        """Return the events to count, EVENT [N].
+        """Return the events that `count` must take next, EVENT [N].
 
-        headers: HEADER [N] of the next events; None: count anew what the log still holds, and return none
+        headers: HEADER [M] of the next events; None: count at once everything that the log still holds, and return no events
         """
         if headers is not None:
             return find_taken(headers)

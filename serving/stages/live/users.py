@@ -25,11 +25,11 @@ from serving.stages.features.ids import ItemIndex, find_position
 from serving.stages.features.user_state import UserState
 from serving.stages.live.measurements import RecentTimes
 
-SESSION_GAP_MS = 1_800_000  # what a user looked at longer before the latest event is no longer of the session
+SESSION_GAP_MS = 1_800_000  # an item seen longer than this before the latest event is no longer part of the session
 MOST_KINDS = 256  # codes of events
 NO_INTERESTS = np.zeros(MOST_KINDS, np.bool_)
 LARGEST_INT = np.iinfo(np.int64).max
-WAIT_S = 0.1  # for the event that `after` names: it was acknowledged, so only another store lacks it
+WAIT_S = 0.1  # for the event that `after` names. It is durable, so only the store of another machine may lack it
 
 RECORD_FIELDS = (
     *("history_ids", "history_s", "session_ids", "session_ms", "session_kinds"),
@@ -47,6 +47,8 @@ class LiveUsers:
 
     interests: names of events that are not positive and yet count as history while they are newer than every positive
     repeats: whether positives stay in the history beside interest in the same item, because the ranker counts them
+    timelines: the latest timeline, by what it was made from; write: `write_records`, or its machine code
+    visible: seconds from the arrival of events until an answer that names them with `after`
     """
 
     reader: UserReader
@@ -88,7 +90,7 @@ class LiveUsers:
                 self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
         write_profile(state.profile, changes)
         if self.reader.keeps_surpassed and rows:
-            rows, records = leave_out_surpassed(state, rows, records)
+            rows, records = drop_surpassed(state, rows, records)
         self._write(state, rows, records, timeline, names)
         return max(clock_s, timeline.skip_pauses(progress.watermark_ms // 1000)), degraded
 
@@ -133,11 +135,11 @@ class LiveUsers:
         return [np.array(rows), *fields, *kept, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
 
 
-def leave_out_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Return the rows of a state, [M], whose records, [M], are to replace it: not those of which the generation knows more.
+def drop_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Return the rows of a state, [M], and the records, [M], that replace them, without records that hold less than the state.
 
-    Who visits the shop now keeps the record, as in live/maintenance.py. So does a user whose record states no time of arrival:
-    Feast wrote it.
+    The record of a user who may still be visiting the shop is kept, as in live/maintenance.py. So is one without a time of
+    arrival, because Feast wrote it.
     """
     arrived_ms = records["received_ms"]
     is_over = (arrived_ms > 0) & (arrived_ms < 1_000 * time.time() - VISIT_MS)
@@ -151,9 +153,9 @@ def leave_out_surpassed(state: UserState, rows: list[int], records: np.ndarray) 
 
 
 def write_profile(profile: dict[str, np.ndarray], changes: list[tuple[int, dict]]) -> None:
-    """Write what `upsert` set of users into their profile columns, [B] each. changes: row and columns by name
+    """Write the columns that `upsert` set for users into `profile`, name -> [B]. changes: (row, name -> value)
 
-    A value of another type than its column is missing.
+    A value whose type is not the column's counts as missing.
     """
     for row, columns in changes:
         for name, value in columns.items():
@@ -194,7 +196,7 @@ class SeenSince(NamedTuple):
     starts: np.ndarray
 
     @classmethod
-    def nothing(cls, batch: int) -> SeenSince:
+    def make_empty(cls, batch: int) -> SeenSince:
         return cls(np.empty(0, np.int64), np.zeros(batch + 1, np.int64))
 
 
@@ -212,16 +214,16 @@ class LiveSeen:
         return cls(reader)
 
     def read(self, user_ids: np.ndarray) -> tuple[SeenSince, np.ndarray]:
-        """Return the items that users, int64 [B], have seen since the export, and whose cannot be read, bool [B]."""
+        """Return the items that users, int64 [B], have seen since the export, and bool [B]: whose items could not be read."""
         is_missing = np.zeros(len(user_ids), bool)
         if not self.reader.exists():
-            return SeenSince.nothing(len(user_ids)), is_missing
+            return SeenSince.make_empty(len(user_ids)), is_missing
         distinct = user_ids if len(user_ids) == 1 else np.unique(user_ids)
         try:
             with self.reader.snapshot() as snapshot:
                 pairs, unreadable = snapshot.read_seen(distinct), snapshot.unreadable
         except DependencyError:
-            return SeenSince.nothing(len(user_ids)), ~is_missing
+            return SeenSince.make_empty(len(user_ids)), ~is_missing
         if unreadable:
             is_missing = np.isin(user_ids, list(unreadable))
         places = np.searchsorted(distinct, user_ids)
@@ -229,13 +231,13 @@ class LiveSeen:
 
 
 def as_columns(pairs: np.ndarray) -> np.ndarray:
-    """PAIR [P] -> int64 [P, 2]: user, item. The type is the same for every P, so that numba compiles the loop only once."""
+    """Return PAIR [P] as int64 [P, 2]: user, item. The type is the same for every P, so numba compiles the loop only once."""
     return pairs.view(np.int64).reshape(-1, 2)
 
 
 @compiled
 def gather_pairs(distinct, pairs, places):
-    """Return the items of all rows, int64 [P], and where each row's begin, int64 [B + 1].
+    """Return the items of all rows, int64 [S], and where each row's items begin, int64 [B + 1].
 
     distinct: int64 [U] user ids; pairs: int64 [P, 2], grouped by user in that order; places: int64 [B] index of each row's user
     """
@@ -258,7 +260,7 @@ def gather_pairs(distinct, pairs, places):
 def write_records(
     rows,
     history_ids, history_s, session_ids, session_ms, session_kinds,  # records [M]
-    event_count, sum_weight, sum_label, first_ms, last_ms,  # of them too
+    event_count, sum_weight, sum_label, first_ms, last_ms,  # records [M]
     interests, repeats,  # bool [MOST_KINDS], by the code of an event; bool [1]
     pause_ends, pauses,  # Timeline
     catalogue, table, newcomers, item_category,
@@ -266,8 +268,9 @@ def write_records(
 ):  # fmt: skip
     """Write M records into rows of a state.
 
-    A history is what the session shows interest in since the last positive event, and then the positive events, those of the
-    same items only with `repeats`. A user without any has all distinct items of the session as history.
+    A history begins with the items in which the session shows interest since the last positive event. The positive events
+    follow; those of the same items are left out unless `repeats` is set. Without positive events, the history is all distinct
+    items of the session.
     """
     for record in range(len(rows)):
         row = rows[record]

@@ -123,7 +123,7 @@ def _open(config: LevelsConfig, writable: bool) -> RocksStore:
         if users is None or _is_here(users, path / USERS_FILE):
             return store
         store.close()
-        raise DependencyError(f"RocksDB at {path} was replaced during the opening. The new one is opened next.")
+        raise DependencyError(f"RocksDB at {path} was replaced while it was being opened. The next attempt opens the new one.")
     except BaseException:
         held.close()
         raise
@@ -136,9 +136,9 @@ def _open_store(config: LevelsConfig, writable: bool, held: ExitStack | None = N
 
 
 def register_user(config: LevelsConfig) -> IO[bytes] | None:
-    """Register as a user of the database. Return the lock, to be closed on leaving; None on a read-only disk.
+    """Register this process as a user of the database, which protects it from removal until the returned lock is closed.
 
-    On a read-only disk no lock is needed, because nobody can remove the database.
+    Returns None on a read-only disk, where nobody can remove the database.
     """
     path = Path(config.database.path)
     try:

@@ -128,7 +128,7 @@ class SharedTable:
             slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
 
     def update(self, batch: Batch) -> None:
-        """Write those rows of the log that are new to L2 and to the ring, which every L1 follows."""
+        """Write a batch's rows to L2 and to the ring, which every L1 follows, except for rows that were applied before."""
         new = batch.drop_applied(self.ring.reached)
         rows, reached = new.latest, new.reached
         stored = self.codec.encode(rows.vectors)
@@ -209,6 +209,7 @@ class LeveledTable:
         self.detach()
 
     def attach(self, shared: SharedTable) -> None:
+        """Use the machine's L2 and update ring from now on, with an empty L1 above them."""
         self.shared = shared
         self.l1 = HotRows(self.config, shared) if self.config.l1_rows else None
         if self.l1 is not None:
@@ -217,6 +218,7 @@ class LeveledTable:
             self.read_top = shared.slots.read
 
     def detach(self) -> None:
+        """Drop L1 and L2, so that L3 answers alone."""
         self.l1 = self.shared = None
         self.read_top = self._read_nothing
 
@@ -232,6 +234,7 @@ class LeveledTable:
         return self.config.complete and self.shared is not None and self.shared.complete_slots.whole
 
     def _read_nothing(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Report every row as missing, while there is no level above L3."""
         return np.empty((len(keys), self.config.width), np.float32), np.ones(len(keys), bool) if len(keys) else None
 
     def sum_counts(self, at_once: int) -> TableCounts:
