@@ -1,4 +1,4 @@
-"""HugeCTR's network JSON of a DLRM.
+"""Write the JSON that describes a DLRM's network to HugeCTR.
 
     Data ─▶ one embedding layer over all slots ─┐
       └▶ InnerProduct, ReLU … (bottom) ─────────┴▶ Interaction ─▶ InnerProduct, ReLU … (top) ─▶ BinaryCrossEntropyLoss
@@ -22,7 +22,10 @@ EMBEDDING = "DistributedSlotSparseEmbeddingHash"
 
 @dataclass(frozen=True)
 class Network:
-    """The sizes of a network JSON: (in, out) of each layer, and the embedding layer."""
+    """The sizes of a network JSON.
+
+    bottom, top: (inputs, outputs) of each InnerProduct layer; width: of an embedding row, in floats
+    """
 
     bottom: tuple[tuple[int, int], ...]
     top: tuple[tuple[int, int], ...]
@@ -36,7 +39,10 @@ class Network:
 
 
 def make_network(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: int) -> Network:
-    """Return the network of some layers. Raises ExportError when they do not fit that many slots."""
+    """Return the sizes of the network that `layers` form. Raises ExportError when they do not fit `len(nnz_per_slot)` slots.
+
+    nnz_per_slot: most keys of each slot; vocabulary: rows of the embedding table, all slots together
+    """
     check_layers(layers, len(nnz_per_slot))
     shapes = [tuple(layer.shape for layer in stack) for stack in (layers.bottom, layers.top)]
     return Network(shapes[0], shapes[1], layers.width, nnz_per_slot, vocabulary)
@@ -52,7 +58,7 @@ def describe_network(network: Network) -> dict[str, Any]:
 
 
 def write_network(path: Path, network: Network) -> None:
-    """Write the network JSON."""
+    """Write the network JSON, as HugeCTR's `Model.graph_to_json` does."""
     path.write_text(json.dumps(describe_network(network), indent=1) + "\n")
 
 
