@@ -7,9 +7,9 @@ import pandas as pd
 
 
 def find_repeats(log: pd.DataFrame) -> np.ndarray:
-    """Return which events are positives of a user who has an earlier positive with the item, bool [N].
+    """Return bool [N]: whether an event is a positive and its user has an earlier positive with the same item.
 
-    A view does not make the purchase after it a repeat. log: sorted by time
+    Only positives count, so a view does not make the purchase after it a repeat. log: events [N], sorted by time
     """
     positive = log["positive"].to_numpy()
     repeats = np.zeros(len(log), bool)

@@ -1,4 +1,4 @@
-"""Convert raw columns between pandas and plans.
+"""Convert raw columns between pandas frames and the arrays that plans encode.
 
 kind         plan (serving/stages/features/encode.py)                 NVTabular's frame
 integer      int64, MISSING_INT = missing            Int64 (nullable)
@@ -22,12 +22,12 @@ RawColumn = np.ndarray | Ragged
 
 
 def make_raw_column(values: pd.Series, kind: str) -> RawColumn:
-    """Return a column of a loaded frame as a plan reads it."""
+    """Return a column of a loaded frame as a plan reads it. kind: integer, string, continuous or list (see the table above)"""
     return make_raw_lists(values) if kind == "list" else make_raw_values(values, kind)
 
 
 def make_raw_values(values: pd.Series, kind: str) -> np.ndarray:
-    """Return a column that is no list as a plan reads it."""
+    """Return a column as a plan reads it, [N]. kind: integer, string or continuous"""
     if kind == "integer":
         return values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT)
     if kind == "continuous":
@@ -36,7 +36,7 @@ def make_raw_values(values: pd.Series, kind: str) -> np.ndarray:
 
 
 def make_raw_lists(values: pd.Series) -> Ragged:
-    """Return a column of lists as a plan reads it."""
+    """Return a column of lists as a plan reads it, with N + 1 offsets."""
     lists = values.tolist()
     flat = np.empty(sum(map(len, lists)), object)
     flat[:] = list(chain.from_iterable(lists))

@@ -50,13 +50,18 @@ class Trial:
 
 
 class Choice(NamedTuple):
-    """index: a Faiss index over positions, or None where the catalogue is scored whole."""
+    """How a catalogue is searched.
+
+    kind: "exact", "lists" or "compressed lists"; index: a Faiss index over positions, None for "exact"
+    trials: the efforts that were tried, the chosen one last
+    """
 
     kind: str
     index: Any
     trials: tuple[Trial, ...]
 
     def report(self) -> dict[str, Any]:
+        """Return the choice as a dict for the export's report."""
         return {"kind": self.kind, "wanted_recall": WANTED_RECALL, "trials": [asdict(trial) for trial in self.trials]}
 
 
@@ -91,7 +96,11 @@ def choose_index(
 
 
 def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> Trial:
-    """Search the index, which keeps the effort. queries: float32 [Q, D]; exact: float32 [Q, k], `find_exact_scores` of them."""
+    """Measure the index at an effort, which stays set in it.
+
+    effort: lists searched per query; item_vectors: float32 [n_items, D]; queries: float32 [Q, D]
+    exact: float32 [Q, k], what `find_exact_scores` returns for these queries
+    """
     index.nprobe = min(effort, index.nlist)
     statistics = faiss.cvar.indexIVF_stats  # type: ignore[attr-defined]  # which Faiss's stubs lack
     statistics.reset()
@@ -103,14 +112,17 @@ def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, quer
 
 
 def extract_inverted_file(index: faiss.Index) -> faiss.IndexIVF:
-    """Return the index as what it is, an inverted file, so that its effort can be read and set."""
+    """Return the index with its own type, so that its effort (`nprobe`) can be read and set. It must be an inverted file."""
     inverted = faiss.downcast_index(index)
     assert isinstance(inverted, faiss.IndexIVF)
     return inverted
 
 
 def find_exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """Return the largest inner products, float32 [Q, min(k, n)], descending."""
+    """Return each query's largest inner products, float32 [Q, min(k, n)], descending.
+
+    vectors: float32 [n, D]; queries: float32 [Q, D]
+    """
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)
     return flat.search(queries, min(k, len(vectors)))[0]
@@ -129,7 +141,7 @@ def make_index_vectors(vectors: np.ndarray) -> np.ndarray:
 
 
 def compute_true_scores(item_vectors: np.ndarray, queries: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Return inner products, float32 [Q, k], of positions int64 [Q, k]; -inf for -1."""
+    """Return the inner products, float32 [Q, k], of queries and the items `found`: positions int64 [Q, k]; -inf for -1."""
     return np.where(found >= 0, np.einsum("qd,qkd->qk", queries, item_vectors[found]), -np.inf)
 
 

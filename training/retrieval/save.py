@@ -38,8 +38,9 @@ def save_retriever(
     """Write the retrieve stage's files, except for `stage.json` and the manifest.
 
     available: bool [n_items]; sample: real users, for the index's recall; the first PARITY_SAMPLES also for parity
-    candidates: number of candidates per request; index_effort, sizes: as `choose_index` takes them
-    Returns (settings for `stage.json`, parity reports, the chosen index with what was tried).
+    candidates: number of candidates per request; filter_seen: whether items that a user has seen are left out
+    index_effort, sizes: `effort` and `sizes` of `choose_index`, which raises ExportError
+    Returns (settings for `stage.json`, parity reports, the chosen index and its trials).
     """
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "item_ids.npy", features.items.ids)
@@ -73,9 +74,9 @@ def save_retriever(
 
 
 def save_sequence(folder: Path, model: SequenceModel, history: np.ndarray, age_days: np.ndarray) -> Parity:
-    """Write the sequence network as ONNX, and compare the file with the trained network.
+    """Write the sequence network as ONNX, and compare the file's answers with the trained network's.
 
-    history, age_days: [N, H] on which they are compared, as `make_feeds` takes them
+    history, age_days: [N, H] inputs of the comparison, as `make_feeds` takes them
     """
     feeds = make_feeds(model.item_vectors, history, age_days, model.encoder.shape.length)
     dynamic = {name: {0: "requests"} for name in (*feeds, "sequence_vector")}

@@ -1,4 +1,4 @@
-"""Select the strongest neighbours of every item, some rows at a time."""
+"""Select the strongest neighbours of every item, in blocks of rows that fit in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MOST_PAIRS = 1 << 23  # of a block; each pair takes some hundred bytes while its
 
 
 def split_rows(pairs: np.ndarray, most_pairs: int = MOST_PAIRS) -> Iterator[slice]:
-    """Yield consecutive blocks of rows, each with at most `most_pairs` pairs or of one row. pairs: int [n_rows], of each row"""
+    """Yield consecutive slices of rows with at most `most_pairs` pairs together; a row with more is a slice of its own.
+
+    pairs: int [n_rows], pairs of each row
+    """
     ends, start = np.cumsum(pairs), 0
     while start < len(pairs):
         before = ends[start - 1] if start else 0
@@ -39,6 +42,10 @@ def select_strongest(matrix: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.
 
 @compiled
 def _select(starts, columns, values, keys, kept_columns, kept_values):
+    """Write the strongest entries of each row. keys: int64 scratch for the longest row.
+
+    A key holds the value in its upper bits and the column in its lower ones, so that one selection orders by both.
+    """
     for row in range(len(kept_columns)):
         start = starts[row]
         n_entries = starts[row + 1] - start

@@ -28,8 +28,9 @@ STANDARDISATION = ("mean", "scale")  # of the network's numbers; a generation ha
 
 
 def write_ranker(folder: Path, features: Features, ranker: Ranker, generations: int) -> None:
-    """Write the weights of a ranker, and of the DLRM that it imitates, if there is one; before its standardisation is folded.
+    """Write the weights of a ranker, and of the DLRM that it imitates, if there is one.
 
+    Call it before the standardisation is folded into the first layer: the next generation has another one.
     generations: how many in a row have started from the weights of the one before
     """
     models = {RANKER: ranker.teacher or ranker.model, STUDENT: ranker.model if ranker.teacher else None}
@@ -46,9 +47,11 @@ def write_ranker(folder: Path, features: Features, ranker: Ranker, generations: 
 
 
 def start_ranker(folder: Path, features: Features, model: DLRM) -> bool:
-    """Set a new DLRM, or a new student, to the kept weights. Return False, and leave it as it is, where none fit.
+    """Set a new DLRM, or a new student, to the kept weights that fit its shape, and return True.
 
-    features: those that the model is trained on. Raises ArtifactError for a file that cannot be read.
+    Return False, and leave the model as it is, where none fit. Raises ArtifactError for a file that cannot be read.
+
+    features: those that the model is trained on
     """
     paths = (folder / f"{name}.npz" for name in (RANKER, STUDENT))
     return any(_start(model, features, read_weights(path)) for path in paths if path.exists())
@@ -89,8 +92,10 @@ def _list_weights(model: DLRM) -> dict[str, torch.Tensor]:
 
 
 def _list_values(features: Features) -> dict[str, np.ndarray]:
-    """Return by table the value of each row from FIRST_ROW on: an integer or a string, or the row itself where a value is
-    hashed or binned."""
+    """Return, by table, the value of each row from FIRST_ROW on: an integer or a string.
+
+    A column whose values are hashed or binned has no vocabulary. Its value is the row itself.
+    """
     values = {}
     for side, plan in _list_plans(features).items():
         for name, n_rows in plan.rows.items():

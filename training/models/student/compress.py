@@ -19,8 +19,9 @@ from training.models.student.prune import prune
 from training.models.student.quantise import quantise
 
 FURTHER_STEPS = {"pruned": prune, "int8": quantise}  # how the student is made smaller still
-# Shares of the teacher's quality: a network that is significantly below the first, or measured below the second, is not served.
-LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
+# Shares of the teacher's quality. A network is not served if its confidence interval ends below the first, or if its measured
+# share is below the second, however wide the interval is.
+LEAST_KEPT, LEAST_MEASURED = 0.99, 0.95
 
 
 def compress(
@@ -34,7 +35,9 @@ def compress(
 ) -> Ranker:
     """Return the ranker at `compression`, or the last one before it that keeps enough of the teacher's quality.
 
-    compression: "distilled", "pruned" or "int8"; settings: the shape of the student; start: its weights, as in `train_ranker`
+    compression: "distilled", "pruned" or "int8"; settings: the shape and training of the student
+    report: gets a sentence per judged network; start: as in `train_ranker`
+    least_kept: share of the teacher's quality that the confidence interval must reach
     """
     teacher = lesson.teacher
     student = choose_ranker(distil(lesson, settings, seed, report, start), teacher, lesson, report, least_kept)
@@ -48,9 +51,9 @@ def choose_ranker(smaller: Ranker, before: Ranker, lesson: Lesson, report: Repor
     """Return the smaller ranker, or the one before it where it keeps too little of the teacher's quality."""
     teacher = lesson.teacher
     kept, margin = measure_kept_quality(smaller, teacher, lesson.validation)
-    report(f"{smaller.compression} ranker: {count_macs(smaller.model.shape):,} multiplications per candidate for "
+    report(f"{smaller.compression} ranker: {count_macs(smaller.model.shape):,} multiplications per candidate instead of "
            f"{count_macs(teacher.model.shape):,}, {kept:.1%} ± {margin:.1%} of the quality on validation requests")  # fmt: skip
-    if kept >= min(LEAST_SEEN, least_kept) and kept + margin >= least_kept:
+    if kept >= min(LEAST_MEASURED, least_kept) and kept + margin >= least_kept:
         return smaller
     served = "the DLRM itself" if before is teacher else f"the {before.compression} one"
     report(f"{smaller.compression} ranker: that is too little, {served} is served")
@@ -58,7 +61,10 @@ def choose_ranker(smaller: Ranker, before: Ranker, lesson: Lesson, report: Repor
 
 
 def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
-    """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
+    """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval.
+
+    The half interval is infinite where the requests prove nothing: there is only one, or the teacher gains nothing on any.
+    """
     student_gains, teacher_gains = (
         np.add(*measure_gains(compute_rank_scores(ranker, requests), requests.taken).values()) for ranker in (student, teacher)
     )
