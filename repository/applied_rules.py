@@ -1,7 +1,7 @@
 """Apply rules to the published generations without training: each version takes effect at once, and can be reverted.
 
-A version is compiled for every generation of the repository, because the one that serves need not be the pinned one: after an
-export, after `activate`, and beside a challenger.
+A version is compiled for every generation of the repository, because others than the pinned one may serve too: after an
+export, after `activate`, or as a challenger.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Version:
     """One version of a shop's rules.
 
     values: the rules as they were written; shop: name of the data set; generation: the pinned one, whose catalogue they fit
-    applied_s: unix seconds; misfits: why they were not compiled for another generation, by its number
-    repeats: the version that it applies again, 0 for new rules
+    applied_s: unix seconds; misfits: number of another generation -> why they were not compiled for it
+    repeats: number of the earlier version whose rules these are, 0 for new rules
     """
 
     number: int
@@ -73,8 +73,8 @@ def find_rules_folder(repository: Path) -> Path:
     return find_live_folder(repository, info.live_folder) / FOLDER
 
 
-def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
-    """Return an error for each rule that is malformed or does not fit the serving generation. values: the keys of [rules]"""
+def find_rule_errors(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
+    """Return an error for each rule that is malformed or does not fit the pinned generation. values: the keys of [rules]"""
     findings = []
     for key, value in values.items():
         try:
@@ -107,20 +107,21 @@ def find_unknown_items(repository: Path, values: Mapping[str, Any]) -> list[str]
 def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "", repeats: int = 0) -> Version:
     """Compile rules against the published generations and put them into effect. Return their version.
 
-    The first time, the rules that the generation was exported with become version 1. Raises ConfigError for rules that do not
-    fit the pinned generation; another one that they do not fit keeps the version before.
+    The first time, the rules that the pinned generation was exported with become version 1.
+    Raises ConfigError for rules that do not fit the pinned generation. Another generation that they do not fit keeps the rules
+    that it has (`Version.misfits`).
 
-    values: the keys of [rules]; repeats: the version that they are taken from, 0 for new ones
+    values: the keys of [rules]; repeats: number of the earlier version that they are taken from, 0 for new rules
     """
     generation, folder = read_pinned_generation(repository), find_rules_folder(repository)
     if not folder.parent.exists():
         make_folder(folder.parent)
-        hand_over(folder.parent, repository)
+        copy_owner(folder.parent, repository)
     make_folder(folder)
-    hand_over(folder, folder.parent)
+    copy_owner(folder, folder.parent)
     exported = find_stage_folder(repository, "rerank", generation)
     with hold_lock(folder / "lock"):
-        hand_over(folder / "lock", folder.parent)
+        copy_owner(folder / "lock", folder.parent)
         if not list_versions(folder):
             known = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
             add_version(repository, folder, generation, known, "as exported")
@@ -167,7 +168,10 @@ def read_current_values(folder: Path, shop: str) -> dict[str, Any] | None:
 def add_version(
     repository: Path, folder: Path, generation: int, values: Mapping[str, Any], note: str, repeats: int = 0
 ) -> Version:
-    """Write the next version, complete or not at all. Return it when it is durable."""
+    """Write the next version, complete or not at all, and return it once it is durable. It is not in effect yet.
+
+    Raises ConfigError for rules that do not fit `generation`; the arguments are those of `apply_rules`
+    """
     number = 1 + max((version.number for version in list_versions(folder)), default=0)
     shop = read_stage(find_stage_folder(repository, "rerank", generation)).shop
     staging = folder / f".{number}"
@@ -185,13 +189,13 @@ def add_version(
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
     make_durable(staging / VERSION_FILE)
     make_durable(staging)
-    hand_over(staging, folder.parent)
+    copy_owner(staging, folder.parent)
     os.rename(staging, folder / str(number))
     return version
 
 
 def compile_for_generation(repository: Path, version_folder: Path, generation: int, values: Mapping[str, Any]) -> None:
-    """Compile rules for a generation into a folder of the version's, durably. Raises ConfigError where they do not fit it."""
+    """Compile rules for a generation into `version_folder`/<generation>, durably. Raises ConfigError where they do not fit."""
     # imported late: a server's supervisor imports this module too, and needs no compiled loops
     from serving.stages.features.ids import ItemIndex
     from serving.stages.rules.rules import Rules
@@ -206,9 +210,10 @@ def compile_for_generation(repository: Path, version_folder: Path, generation: i
 
 
 def compile_current_rules(repository: Path, generation: int) -> None:
-    """Compile the current version for a generation that was just published, unless that was exported with the same rules.
+    """Compile the current rules for a generation that was just published: they may have changed while it was trained.
 
-    They may have changed while it was trained. Where they do not fit it, a warning says that it keeps those of its export.
+    A generation that was exported with the same rules needs none. If the current rules do not fit the generation, a warning is
+    logged, and it keeps the rules of its export.
     """
     folder = find_rules_folder(repository)
     if not read_current_version(folder):
@@ -229,7 +234,7 @@ def compile_current_rules(repository: Path, generation: int) -> None:
                 "generation %d keeps the rules of its export, because version %d does not fit: %s", generation, number, error
             )
             return
-        hand_over(staging, folder.parent)
+        copy_owner(staging, folder.parent)
         os.rename(staging / str(generation), folder / str(number) / str(generation))
         make_durable(folder / str(number))
         staging.rmdir()
@@ -240,15 +245,18 @@ def switch_to(folder: Path, number: int) -> None:
     new = folder / f".{CURRENT_FILE}"
     new.write_text(json.dumps({"version": number}) + "\n")
     make_durable(new)
-    hand_over(new, folder.parent)
+    copy_owner(new, folder.parent)
     os.rename(new, folder / CURRENT_FILE)
     make_durable(folder)
 
 
-def hand_over(path: Path, owned: Path) -> None:
-    """Give what root wrote to the owner of `owned`, such as the live store, because the server's user must read it."""
+def copy_owner(path: Path, source: Path) -> None:
+    """Give `path`, and everything below it, the owner of `source`. Does nothing unless this process is root.
+
+    Without it, the server's user could not read what an administrator applied.
+    """
     if os.geteuid() == 0:
-        owner = owned.stat()
+        owner = source.stat()
         for each in (path, *path.rglob("*")):
             os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)
 

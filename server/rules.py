@@ -11,7 +11,7 @@ import typer
 from repository.applied_rules import (
     Version,
     apply_rules,
-    find_faults,
+    find_rule_errors,
     find_rules_folder,
     find_unknown_items,
     list_versions,
@@ -34,7 +34,7 @@ def apply(
 ) -> None:
     """Apply the rules of a file from the next request on. If one of them is wrong, change nothing and end with exit code 1."""
     values = read_rules(path)
-    findings = find_faults(repo, values)
+    findings = find_rule_errors(repo, values)
     for finding in findings:
         typer.echo(str(finding), err=True)
     if findings:

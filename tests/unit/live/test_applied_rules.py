@@ -15,7 +15,7 @@ from export.relayout import relayout
 from repository.applied_rules import (
     NAMES_FILE,
     apply_rules,
-    find_faults,
+    find_rule_errors,
     find_rules_folder,
     list_versions,
     read_current_values,
@@ -149,7 +149,7 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
     path.write_text("exploration = 3\n")
     assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).output.endswith("novelty, seed.\n")
     unfit = {"pinned": [{"item_id": 1, "slot": 20}], "category_caps": {"boks": 1}, "blocked_items": ["x"]}
-    facts = [str(finding) for finding in find_faults(repository, unfit)]
+    facts = [str(finding) for finding in find_rule_errors(repository, unfit)]
     assert len(facts) == 3
     assert "Did you mean 'book'" in facts[2]
     with pytest.raises(ConfigError, match="no version 3"):
