@@ -18,7 +18,7 @@ from perf.command import run
 from perf.report.results import Machine, read_commit, to_json_line
 from perf.tune import report
 from perf.tune.lab import Lab, measure_smaller_efforts
-from perf.tune.search import Outcome, describe_changes, draw_candidates, find_medians, search, search_space
+from perf.tune.search import Outcome, describe_changes, draw_candidates, find_medians, make_space, search
 from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
@@ -52,7 +52,7 @@ def main(
     evidence, efforts = out.with_suffix(".json"), measure_smaller_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
     bounds = {key: bound.for_layout(lab.layout) for key, bound in stated.items() if key in MEASURED}
-    space = search_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))
+    space = make_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))
     candidates = draw_candidates(space, count, rng)
     lab.say = lambda what: console.print(f"[{(end_s - time.monotonic()) / 60:4.1f} min left] {what}", markup=False)
     with lab:
@@ -103,7 +103,7 @@ def summarise(outcome: Outcome) -> dict[str, object]:
     return facts | {
         "winner": winner.changes,
         "gain_median_low_high": [round(x, 4) for x in (gain.median, gain.low, gain.high)],
-        **{key: round(value, 4) for key, value in find_medians(winner.own).items()},
+        **{key: round(value, 4) for key, value in find_medians(winner.turns).items()},
     }
 
 

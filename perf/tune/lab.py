@@ -110,7 +110,8 @@ class Lab:
                     with served[number].turns.turn():
                         metrics[number].append(self.measure_turn(served[number]))
             current = tuple(metrics[0])
-            return [Trial(s.changes, tuple(own), current, s.answers) for s, own in zip(served[1:], metrics[1:], strict=True)]
+            candidates_metrics = zip(served[1:], metrics[1:], strict=True)
+            return [Trial(each.changes, tuple(measured), current, each.answers) for each, measured in candidates_metrics]
 
     def measure_turn(self, served: Served) -> Metrics:
         """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml.

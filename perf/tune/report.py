@@ -44,8 +44,8 @@ def _describe_trial(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str,
         "gain": {name: round(getattr(gain, name), 4) for name in ("median", "low", "high")},
         "broken": trial.find_broken(slo),
         "answers": trial.answers or "equal",
-        "turns": list(trial.own),
-        "current": list(trial.current),
+        "turns": list(trial.turns),
+        "current": list(trial.current_turns),
     }
 
 
@@ -61,13 +61,13 @@ def make_trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
     rows = []
     for trial in outcome.best:
         gain, wins = trial.compute_gain(outcome.goal), trial is outcome.winner
-        value = find_medians(trial.own).get(outcome.goal)
+        value = find_medians(trial.turns).get(outcome.goal)
         cells = (
             describe_changes(trial.changes),
             "not measured" if value is None else f"{value:,.2f}",
             f"{gain.median:.3f}",
             f"{gain.low:.3f} … {gain.high:.3f}",
-            str(len(trial.own)),
+            str(len(trial.turns)),
             "answers differ" if trial.answers else ", ".join(trial.find_broken(slo)) or "kept",
         )
         rows.append(Row(cells, kept=True if wins else None))

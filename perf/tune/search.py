@@ -30,8 +30,11 @@ COMBINED = 3  # most settings changed by one combination
 DRAWS_PER_CANDIDATE = 100  # before a space counts as exhausted
 
 
-def search_space(settings: Settings, layout: str, efforts: tuple[int, ...], cores: int) -> Space:
-    """Return the values of each setting other than the current one. efforts: of the index, all with enough recall."""
+def make_space(settings: Settings, layout: str, efforts: tuple[int, ...], cores: int) -> Space:
+    """Return the values of each setting other than the current one.
+
+    layout: of the export, such as "ensemble"; efforts: those of the index with enough recall; cores: of the machine
+    """
     first = STAGES[0] if layout == "ensemble" else ENSEMBLE
     many = ("retrieve", "rank") if layout == "ensemble" else (ENSEMBLE,)
     all_models = "serving" if layout == "ensemble" else f"serving.{ENSEMBLE}"
@@ -100,32 +103,35 @@ FINAL_TURNS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate's measurements, turn by turn, with those of the current settings in the same turns.
+    """One candidate's measurements.
 
+    turns: its metrics, turn by turn; current_turns: those of the current settings in the same turns
     answers: "" when its answers are the recorded ones, else the difference
     """
 
     changes: Changes
-    own: tuple[Metrics, ...] = ()
-    current: tuple[Metrics, ...] = ()
+    turns: tuple[Metrics, ...] = ()
+    current_turns: tuple[Metrics, ...] = ()
     answers: str = ""
 
     def join(self, later: Trial) -> Trial:
-        own, current = self.own + later.own, self.current + later.current
-        return replace(self, own=own, current=current, answers=self.answers or later.answers)
+        """Return this trial with the turns of a later one of the same candidate."""
+        turns, current_turns = self.turns + later.turns, self.current_turns + later.current_turns
+        return replace(self, turns=turns, current_turns=current_turns, answers=self.answers or later.answers)
 
     def compute_gain(self, goal: str) -> Ratio:
         """Return the improvement over the current settings, by turn; 0 in a turn in which either did not measure the goal."""
-        own = [turn.get(goal, 0.0 if goal in RATES else np.inf) for turn in self.own]
-        current = [turn.get(goal, np.inf if goal in RATES else 0.0) for turn in self.current]
-        return Ratio(metric=goal, a=current, b=own) if goal in RATES else Ratio(metric=goal, a=own, b=current)
+        candidate = [turn.get(goal, 0.0 if goal in RATES else np.inf) for turn in self.turns]
+        current = [turn.get(goal, np.inf if goal in RATES else 0.0) for turn in self.current_turns]
+        return Ratio(metric=goal, a=current, b=candidate) if goal in RATES else Ratio(metric=goal, a=candidate, b=current)
 
     def find_broken(self, slo: dict[str, Bound]) -> list[str]:
-        """Return the objectives that the medians of its turns break, or that one of its turns did not measure."""
-        return find_broken(self.own, slo)
+        """Return the objectives that the candidate breaks."""
+        return find_broken(self.turns, slo)
 
 
 def find_broken(turns: Sequence[Metrics], slo: dict[str, Bound]) -> list[str]:
+    """Return the keys of the objectives that the medians of turns break, or that one of the turns did not measure."""
     return [verdict.key for verdict in judge(slo, find_medians(turns)) if not verdict.kept]
 
 
@@ -178,14 +184,14 @@ def search(
             if time_is_over():
                 outcome.complete = False
                 break
-            least = min(len(known[repr(changes)].own) if repr(changes) in known else 0 for changes in heat)
+            least = min(len(known[repr(changes)].turns) if repr(changes) in known else 0 for changes in heat)
             n_turns = max(turns, FINAL_TURNS - least) if last else turns
             for trial in measure(heat, n_turns):
                 key = repr(trial.changes)
                 known[key] = known[key].join(trial) if key in known else trial
                 outcome.rungs[-1].append(known[key])
             save(outcome)
-        outcome.rungs[-1].sort(key=lambda trial: rank(trial, slo, goal))
+        outcome.rungs[-1].sort(key=lambda trial: make_sort_key(trial, slo, goal))
         if last or not outcome.complete:
             break
         remaining = [trial.changes for trial in outcome.rungs[-1][: max(len(remaining) // 2, HEAT)]]
@@ -196,16 +202,19 @@ def search(
     return outcome
 
 
-def rank(trial: Trial, slo: dict[str, Bound], goal: str) -> tuple:
+def make_sort_key(trial: Trial, slo: dict[str, Bound], goal: str) -> tuple:
     """Return a sort key, best first: equal answers, then fewer broken objectives, then the larger gain."""
     return bool(trial.answers), len(trial.find_broken(slo)), -trial.compute_gain(goal).median
 
 
 def is_surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
-    """Return whether a trial is better in each of enough turns, with equal answers and no objective newly broken."""
-    kept_now = set(slo) - set(find_broken(trial.current, slo))
+    """Return whether a candidate is better in every turn, of at least FINAL_TURNS.
+
+    Its answers must equal the recorded ones, and it must break no objective that the current settings keep.
+    """
+    kept_now = set(slo) - set(find_broken(trial.current_turns, slo))
     return (
-        len(trial.own) >= FINAL_TURNS
+        len(trial.turns) >= FINAL_TURNS
         and trial.compute_gain(goal).low > 1.0
         and not trial.answers
         and not kept_now & set(trial.find_broken(slo))

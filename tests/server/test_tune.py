@@ -18,7 +18,7 @@ def test_a_heat_serves_variants_and_leaves_nothing():
         assert lab.offered_rate > 0
     assert trial.changes == changes
     assert trial.answers == ""
-    for (turn,) in (trial.own, trial.current):
+    for (turn,) in (trial.turns, trial.current_turns):
         assert turn.keys() == set(MEASURED)
         assert turn["error_share"] == 0.0
         assert all(turn[goal] > 0 for goal in GOALS)

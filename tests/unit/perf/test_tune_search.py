@@ -16,10 +16,10 @@ from perf.tune.search import (
     describe_changes,
     draw_candidates,
     is_surely_better,
-    rank,
+    make_sort_key,
+    make_space,
     read_current,
     search,
-    search_space,
 )
 
 SLO = {"p99_ms": Bound(at_most=50.0)}
@@ -58,7 +58,7 @@ def test_the_best_wins_although_the_machine_drifts_and_losers_are_asked_least():
     assert [len(rung) for rung in outcome.rungs] == [12, 6, 3]
     assert sorted(machine.turns, key=machine.turns.__getitem__)[-3:] == [3, 4, 5]
     assert {machine.turns[x] for x in range(-6, 0)} == {1}
-    assert machine.turns[5] == len(outcome.winner.own) >= FINAL_TURNS
+    assert machine.turns[5] == len(outcome.winner.turns) >= FINAL_TURNS
 
 
 def test_nothing_better_keeps_the_current_settings():
@@ -97,7 +97,7 @@ def test_a_turn_without_an_answered_request_breaks_its_objectives_and_is_no_gain
     assert trial.find_broken(SLO) == ["p99_ms"]
     assert not is_surely_better(trial, SLO, goal)
     other = Trial({"x": 2}, (answered,) * FINAL_TURNS, now)
-    assert sorted([trial, other], key=lambda trial: rank(trial, SLO, goal)) == [other, trial]
+    assert sorted([trial, other], key=lambda trial: make_sort_key(trial, SLO, goal)) == [other, trial]
     unknown = Trial({"x": 3}, (answered,) * FINAL_TURNS, (unanswered,) * FINAL_TURNS)
     assert unknown.compute_gain("p99_ms").high == 0.0
     assert Trial({"x": 4}, (unanswered,), (unanswered,)).compute_gain("p99_ms").median == 0.0
@@ -113,7 +113,7 @@ def test_a_time_goal_is_better_when_smaller():
     now = ({"peak_rate": 1.0, "p99_ms": 40.0},)
     slow, fast = (Trial({"x": ms}, ({"peak_rate": 1.0, "p99_ms": ms},), now) for ms in (45.0, 20.0))
     assert fast.compute_gain("p99_ms").median == pytest.approx(2.0)
-    assert sorted([slow, fast], key=lambda trial: rank(trial, SLO, "p99_ms")) == [fast, slow]
+    assert sorted([slow, fast], key=lambda trial: make_sort_key(trial, SLO, "p99_ms")) == [fast, slow]
 
 
 def test_when_the_time_is_over_no_heat_begins_and_what_is_known_stays():
@@ -132,7 +132,7 @@ def test_nothing_to_try_is_no_winner():
 
 
 def space_of(layout="ensemble"):
-    return search_space(Settings(), layout, (192, 256), cores=2)
+    return make_space(Settings(), layout, (192, 256), cores=2)
 
 
 @pytest.mark.parametrize(("layout", "model"), [("ensemble", "preprocess"), ("fused", "recommend")])
@@ -145,7 +145,7 @@ def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     assert space[SERVER_THREADS] == (2,)
     assert space["compute.index_effort"] == (192, 256)
     assert ("serving.rank.instances" in space) == (layout == "ensemble")
-    assert "compute.index_effort" not in search_space(Settings(), layout, (), cores=2)
+    assert "compute.index_effort" not in make_space(Settings(), layout, (), cores=2)
 
 
 def test_current_values_are_read_as_the_export_reads_them():
