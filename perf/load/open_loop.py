@@ -83,7 +83,7 @@ def require_loopback(url: str) -> None:
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{url} is not host:port: {error}. Example: localhost:8001.") from error
+        raise ConfigError(f"{url} is not host:port: {error}. Expected an address such as localhost:8001.") from error
     if not all(ipaddress.ip_address(address).is_loopback for address in addresses):
         raise ConfigError(f"{url} is not on this machine; open-loop load is sent to loopback only. Run perf beside the server.")
 
