@@ -1,4 +1,4 @@
-"""A model that computes nothing: every request is answered with zeros in the shapes that its config.pbtxt promises.
+"""Serve a model that computes nothing: it answers every request with zeros in the shapes that its config.pbtxt promises.
 
 Copied as `model.py` by `experiments/overhead.py`; it imports nothing of ours.
 """

@@ -30,14 +30,14 @@ CHUNK_BYTES = 1 << 16
 
 
 class RedisNode:
-    """One Redis node, by default a whole cluster, without persistence: killed, it loses everything."""
+    """One Redis node without persistence, which loses everything when it is killed. By default it is a cluster of its own."""
 
     def __init__(self, folder: Path, in_cluster: bool = True) -> None:
-        self.port = find_free_port()  # the bus takes the port 10,000 above
+        self.port = find_free_port()  # Redis takes the port 10,000 above it too, for the cluster's bus
         self.address = f"127.0.0.1:{self.port}"
         self._command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         self._command += ["--cluster-enabled", "yes"] if in_cluster else []
-        self._is_ready = form_cluster if in_cluster else answers
+        self._is_ready = form_cluster if in_cluster else is_answering
         self.start()
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class RedisNode:
         self.kill()
 
 
-def answers(client: redis.Redis) -> bool:
+def is_answering(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
     except redis.ConnectionError:
@@ -84,8 +84,8 @@ def form_cluster(client: redis.Redis) -> bool:
 class Broker:
     """librdkafka's mock broker in a process of its own, behind one address that outlives it.
 
-    A mock chooses its port by itself, so clients find it through a forwarder, as through a load balancer. It keeps messages in
-    memory only: killed, it loses those that nobody has read yet. A real broker keeps them on disk.
+    Each mock chooses its own port, so clients reach it through a forwarder, as through a load balancer. A mock keeps messages
+    in memory, unlike a real broker: if it is killed, those that nobody has read yet are lost.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,10 @@ def forward(source: socket.socket, target: socket.socket) -> None:
 
 
 def depend_on(repo: Path, brokers: str, nodes: str = "") -> None:
-    """Make a repository read events from brokers and users from Redis, as an export with `[live] brokers` and `redis` does."""
+    """Make a repository read events from Kafka and users from Redis, as an export with `[live] brokers` and `redis` does.
+
+    brokers: host:port, comma-separated; nodes: of Redis, in the same form, "" for none
+    """
     generation = read_pinned_generation(repo)
     for name in (*STAGES, *LIVE_MODELS):
         folder = find_stage_folder(repo, name, generation)

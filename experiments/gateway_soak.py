@@ -2,10 +2,10 @@
 
     python -m experiments.gateway_soak --repo model_repository [--minutes 60] [--fault-every-s 60]
 
-The second generation blocks every second item, so that its lists differ from those of the first. Counted as wrong: any status
-but 200, an answer that differs from the first one of the same user and generation, generations whose lists are alike, memory
-that grows by more than a tenth, a server that is not back in time. While the gateway itself is down its port refuses
-connections: those are counted apart.
+The second generation blocks every second item, so that its lists differ from those of the first. The soak fails on any status
+but 200, on an answer that differs from the first one of the same user and generation, if the generations' lists are alike, if
+memory grows by more than a tenth, or if the server does not answer in time after a fault. While the gateway itself is down, its
+port refuses connections. These requests are counted, and fail nothing.
 """
 
 from __future__ import annotations
@@ -38,24 +38,30 @@ from server import control
 from server.processes import find_server_members
 from serving.contract.errors import RecommenderError
 
-USERS, RECOVERS_S = 200, 60.0
+USERS = 200
+RECOVERY_LIMIT_S = 60.0  # from a fault until the server answers again
 FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
 PAUSE_S = 2.0  # for which a process is paused
 
 
 @dataclass
 class Watched:
-    """Observations of the load. first: the first list of each (generation, user)."""
+    """Observations of the load.
+
+    statuses: HTTP status, or "refused" for a request without an answer -> requests
+    degraded: answers by the gateway's fallback; wrong: answers that differ from the first one
+    first: (generation, user) -> item ids of the first answer
+    """
 
     statuses: Counter = field(default_factory=Counter)
     degraded: int = 0
     wrong: int = 0
     first: dict[tuple[int, int], list] = field(default_factory=dict)
-    answered_s: float = 0.0  # when the server last answered
+    answered_s: float = 0.0  # time.monotonic() of the latest answer of the server itself
 
     @property
     def differing_share(self) -> float:
-        """Return the share of the users whom the generations answer differently, among those whom both answered; 0 for none."""
+        """Of the users whom both generations answered, the share whose two lists differ; 0 without such users."""
         by_user: defaultdict[int, list[list]] = defaultdict(list)
         for (_, user), items in self.first.items():
             by_user[user].append(items)
@@ -78,11 +84,11 @@ class Watched:
 
 
 class Load(threading.Thread):
-    """Sends requests at a rate until `finish` is called."""
+    """Sends requests at a mean rate, with Poisson arrivals, until `finish` is called."""
 
-    def __init__(self, port: int, users: list[int], per_s: float) -> None:
+    def __init__(self, port: int, users: list[int], requests_per_s: float) -> None:
         super().__init__(daemon=True)
-        self.watched, self._port, self._users, self._per_s = Watched(), port, users, per_s
+        self.watched, self._port, self._users, self._requests_per_s = Watched(), port, users, requests_per_s
         self._stop_sending = threading.Event()
 
     def run(self) -> None:
@@ -92,7 +98,7 @@ class Load(threading.Thread):
         connections, tasks, due_s = Connections(self._port), set[asyncio.Task](), time.monotonic()
         rng = np.random.default_rng(0)
         while not self._stop_sending.is_set():
-            due_s += rng.exponential(1 / self._per_s)
+            due_s += rng.exponential(1 / self._requests_per_s)
             await asyncio.sleep(max(due_s - time.monotonic(), 0))
             task = asyncio.create_task(self._ask(connections, int(rng.choice(self._users))))
             tasks.add(task)
@@ -113,6 +119,7 @@ class Load(threading.Thread):
 
 
 def find_stub(served: Served, model: str) -> int:
+    """Return the process id of a model's Python stub."""
     return next(p.pid for p in find_server_members(served.state.tag) if f"/{model}/" in " ".join(p.cmdline()))
 
 
@@ -142,6 +149,7 @@ FAULTS: dict[str, Callable[[Served], None]] = {
 
 
 def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generator) -> list[Figure]:
+    """Send load and cause the faults in turn, one per `every_s`, for `seconds` and for FEWEST_FAULTS at least."""
     peak = measure_peak(served, 1.0, rng)
     load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), peak / 2), [], 0
     load.start()
@@ -157,7 +165,7 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
             print(f"{name}: {error}", file=sys.stderr)
         time.sleep(0.5)
         seen_s = time.monotonic()
-        while load.watched.answered_s < seen_s and time.monotonic() - fault_s < RECOVERS_S:
+        while load.watched.answered_s < seen_s and time.monotonic() - fault_s < RECOVERY_LIMIT_S:
             time.sleep(0.05)
         broken += load.watched.answered_s < seen_s
         recovered_s.append(load.watched.answered_s - fault_s)

@@ -243,7 +243,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
 def main(
     data: Annotated[Path, typer.Option(help="folder of the Open Bandit data set")] = DATA,
     compare_with_obp: Annotated[
-        bool, typer.Option("--obp/--no-obp", help="compare with the package obp, installed apart")
+        bool, typer.Option("--obp/--no-obp", help="compare with obp, in an environment of its own")
     ] = True,
     results: ResultsFolder = RESULTS,
 ) -> None:
