@@ -80,9 +80,10 @@ class SharedClient:
         self._described_s: dict[str, float] = {}
 
     def forget_if_outdated(self, model: str, used: ModelDescription) -> bool:
-        """Return whether to encode a refused call again, because the server's tensors may have changed since `used` was read.
+        """Forget the description with which a refused call was encoded, if the server's may have changed since it was read.
 
-        Also have the description read again, unless that was done less than REREAD_S ago: then the call itself is wrong.
+        Return whether it may have: then the call is worth encoding again. A description that was read less than REREAD_S ago
+        counts as current.
         """
         if self.models.get(model) is not used:  # the server refused it, or another call read a newer one
             return True

@@ -61,6 +61,7 @@ class Outcome:
 
     @property
     def ok(self) -> np.ndarray:
+        """Whether each request was answered, bool [N]."""
         return self.answered_ns >= 0
 
     @property
@@ -70,6 +71,7 @@ class Outcome:
 
     @property
     def send_late_ns(self) -> np.ndarray:
+        """Delays of the generator itself, int64, of the requests that were sent."""
         return (self.sent_ns - self.due_ns)[self.sent_ns >= 0]
 
     @property

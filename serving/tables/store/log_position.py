@@ -1,11 +1,11 @@
-"""Say how far a reader of the log of row updates has got: the updater, each level, each store.
+"""Record how far each reader has read the log of row updates: the updater, each level, each store.
 
-The log is a Kafka topic per table. These positions stand for one table (updates/applier.py has the states of a row):
+The log is a Kafka topic per table. A table has these positions (updates/applier.py has the states of a row):
 
     committed   of the consumer group: all before it is on disk
     reached     of a store (RocksDB, Redis): all before it is in the store
     reached     of the update ring: all before it is visible to look-ups of this machine
-    begun       of the update ring: all from here on is in Kafka alone
+    begun       of the update ring: all from it on is still in Kafka alone
 
 Each is at most the next one, unless a store lost data: then the log is replayed from the least of them.
 """
@@ -20,7 +20,10 @@ PARTITIONS = 1024  # most partitions of a topic: it fixes the size of a position
 
 
 class LogPosition:
-    """The first message of each partition that a reader lacks. offsets: int64 [PARTITIONS], kept without a copy; 0: unread"""
+    """The offset of the first message that a reader lacks, by partition; 0: it has read none.
+
+    offsets: int64 [PARTITIONS], used without a copy: it may lie in shared memory
+    """
 
     __slots__ = ("offsets",)
 
