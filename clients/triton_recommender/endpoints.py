@@ -254,8 +254,10 @@ class Endpoints(_Endpoints):
         attempts = self._make_description_attempts(model, timeout_s)
         return self._run(attempts, lambda transport, limit_s: transport.describe(model, limit_s))
 
-    def generation(self, timeout_s: float | None) -> int | None:
-        return self._run(self._make_attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+    def read_generation(self, timeout_s: float | None) -> int | None:
+        return self._run(
+            self._make_attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.read_generation(limit_s)
+        )
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         return self._hedge(call) if self._is_hedged(call) else self._infer(call)
@@ -308,9 +310,9 @@ class AsyncEndpoints(_Endpoints):
         attempts = self._make_description_attempts(model, timeout_s)
         return await self._run(attempts, lambda transport, limit_s: transport.describe(model, limit_s))
 
-    async def generation(self, timeout_s: float | None) -> int | None:
+    async def read_generation(self, timeout_s: float | None) -> int | None:
         return await self._run(
-            self._make_attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.generation(limit_s)
+            self._make_attempts(RECOMMEND, timeout_s), lambda transport, limit_s: transport.read_generation(limit_s)
         )
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:

@@ -99,6 +99,10 @@ class FakeServer:
         self._next_sequence = 1
 
     def answer(self, call: Call) -> dict[str, np.ndarray]:
+        """Return the output tensors of a call, as a server would.
+
+        Raises InvalidRequest, ModelNotFound, or whatever the handler raises.
+        """
         self.calls.append(call)
         if call.model == CHALLENGER:
             return self._answer_as_challenger(call)
@@ -196,7 +200,7 @@ class FakeTransport(FakeServer):
     def is_ready(self, model: str, timeout_s: float) -> bool:
         return True
 
-    def generation(self, timeout_s: float | None) -> int | None:
+    def read_generation(self, timeout_s: float | None) -> int | None:
         return self.served_generation
 
     def close(self) -> None:
@@ -217,7 +221,7 @@ class AsyncFakeTransport(FakeServer):
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         return True
 
-    async def generation(self, timeout_s: float | None) -> int | None:
+    async def read_generation(self, timeout_s: float | None) -> int | None:
         return self.served_generation
 
     async def close(self) -> None:

@@ -152,7 +152,7 @@ class CachedTransport(_Caching):
     def __init__(self, inner, cache: Cache) -> None:
         super().__init__(inner, cache, Future)
         self._do = {
-            "generation": inner.generation,
+            "generation": inner.read_generation,
             "read": cache.read,
             "infer": inner.infer,
             "write": cache.write,
@@ -191,7 +191,7 @@ class AsyncCachedTransport(_Caching):
     def __init__(self, inner, cache: Cache) -> None:
         super().__init__(inner, cache, lambda: asyncio.get_running_loop().create_future())
         self._do = {
-            "generation": inner.generation,
+            "generation": inner.read_generation,
             "read": cache.read_async,
             "infer": inner.infer,
             "write": cache.write_async,

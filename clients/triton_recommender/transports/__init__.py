@@ -3,7 +3,7 @@
     describe(model, timeout_s)  the tensors of a served model
     infer(call)                 one request
     is_ready(model, timeout_s)  whether the server says that it can answer
-    generation(timeout_s)       which generation answers, None while the server moves between two
+    read_generation(timeout_s)  which generation answers, None while the server moves between two
     close()
 
 An address chooses the protocol: host:port and grpc:// are gRPC, grpcs:// is gRPC over TLS; http:// and https:// are HTTP.
@@ -36,7 +36,7 @@ class Transport(Protocol):
 
     def is_ready(self, model: str, timeout_s: float) -> bool: ...
 
-    def generation(self, timeout_s: float | None) -> int | None: ...
+    def read_generation(self, timeout_s: float | None) -> int | None: ...
 
     def close(self) -> None: ...
 
@@ -50,7 +50,7 @@ class AsyncTransport(Protocol):
 
     async def is_ready(self, model: str, timeout_s: float) -> bool: ...
 
-    async def generation(self, timeout_s: float | None) -> int | None: ...
+    async def read_generation(self, timeout_s: float | None) -> int | None: ...
 
     async def close(self) -> None: ...
 

@@ -70,7 +70,7 @@ class GrpcTransport(_Grpc):
         with self._translate_errors(timeout_s):
             return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), **self._make_options(timeout_s)).ready
 
-    def generation(self, timeout_s: float | None) -> int | None:
+    def read_generation(self, timeout_s: float | None) -> int | None:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
             return pick_only_version(self._stub.ModelMetadata(request, **self._make_options(timeout_s)).versions)
@@ -101,7 +101,7 @@ class AsyncGrpcTransport(_Grpc):
             request = service_pb2.ModelReadyRequest(name=model)
             return (await self._stub.ModelReady(request, **self._make_options(timeout_s))).ready
 
-    async def generation(self, timeout_s: float | None) -> int | None:
+    async def read_generation(self, timeout_s: float | None) -> int | None:
         with self._translate_errors(timeout_s):
             request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
             return pick_only_version((await self._stub.ModelMetadata(request, **self._make_options(timeout_s))).versions)

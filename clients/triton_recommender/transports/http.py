@@ -104,7 +104,7 @@ class HttpTransport(_Http):
             url = f"{self.url}/v2/models/{model}/ready"
             return self._request("GET", url, timeout_s, self._headers).status == 200
 
-    def generation(self, timeout_s: float | None) -> int | None:
+    def read_generation(self, timeout_s: float | None) -> int | None:
         return self._get(f"v2/models/{RECOMMEND}", timeout_s, read_generation)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class AsyncHttpTransport(_Http):
             async with self._ask("GET", f"v2/models/{model}/ready", timeout_s, headers=self._headers) as response:
                 return response.status == 200
 
-    async def generation(self, timeout_s: float | None) -> int | None:
+    async def read_generation(self, timeout_s: float | None) -> int | None:
         return await self._get(f"v2/models/{RECOMMEND}", timeout_s, read_generation)
 
     async def close(self) -> None:

@@ -77,8 +77,8 @@ class AsyncShop:
     async def describe(self, model, timeout_s):
         return self.shop.describe(model, timeout_s)
 
-    async def generation(self, timeout_s):
-        return self.shop.generation(timeout_s)
+    async def read_generation(self, timeout_s):
+        return self.shop.read_generation(timeout_s)
 
     async def infer(self, call):
         outputs = self.shop.answer(call)

@@ -99,12 +99,12 @@ def test_another_generation_is_another_answer_and_going_back_finds_the_old_ones(
 
 def test_an_answer_of_another_generation_than_was_believed_is_kept_as_its_own(recommend, shop):
     """The server moved between the probe and the answer."""
-    shop.generation = lambda timeout_s: 1
+    shop.read_generation = lambda timeout_s: 1
     shop.served_generation = 2
     assert recommend([7])[0].generation == 2
     assert recommend([7])[0].generation == 2
     assert shop.asked == [7, 7]
-    shop.generation = lambda timeout_s: 2
+    shop.read_generation = lambda timeout_s: 2
     assert recommend([7])[0].generation == 2
     assert shop.asked == [7, 7]
 
@@ -112,7 +112,7 @@ def test_an_answer_of_another_generation_than_was_believed_is_kept_as_its_own(re
 def test_the_answers_of_one_call_are_of_one_generation(recommend, shop):
     """The server moved to a generation with shorter lists, and the cache has not heard of it."""
     recommend([7])
-    shop.generation = lambda timeout_s: 1
+    shop.read_generation = lambda timeout_s: 1
     shop.served_generation = 2
     shop.handler = lambda query: Recommendations((1,), (1.0,), generation=2)
     shop.items_returned = 1
@@ -121,7 +121,7 @@ def test_the_answers_of_one_call_are_of_one_generation(recommend, shop):
 
 def test_a_server_that_is_between_two_generations_is_asked_itself(recommend, shop, cache):
     recommend([7])
-    shop.generation = lambda timeout_s: None
+    shop.read_generation = lambda timeout_s: None
     recommend([7])
     assert shop.asked == [7, 7]
     assert cache.counts.bypassed == 1
@@ -133,7 +133,7 @@ def test_a_server_that_says_nothing_gives_its_own_error(recommend, shop):
     def silent(timeout_s):
         raise Unavailable("nobody there")
 
-    shop.generation, shop.error = silent, Unavailable("nobody there, really")
+    shop.read_generation, shop.error = silent, Unavailable("nobody there, really")
     with pytest.raises(Unavailable, match="really"):
         recommend([7])
 
