@@ -167,8 +167,9 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
         seen_s = time.monotonic()
         while load.watched.answered_s < seen_s and time.monotonic() - fault_s < RECOVERY_LIMIT_S:
             time.sleep(0.05)
-        broken += load.watched.answered_s < seen_s
-        recovered_s.append(load.watched.answered_s - fault_s)
+        answered_s = load.watched.answered_s
+        broken += answered_s < seen_s
+        recovered_s.append((answered_s if answered_s >= seen_s else time.monotonic()) - fault_s)
         print(f"{time.monotonic() - begun_s:.0f} s: {name}, answers after {recovered_s[-1]:.1f} s", file=sys.stderr, flush=True)
         time.sleep(max(every_s - (time.monotonic() - fault_s), 0))
     return make_figures(load.finish(), recovered_s, broken, served.measure_rss_mb() / before_mb)

@@ -72,7 +72,7 @@ class Catalogue:
         """Return the catalogue that `as_document` described. Raises CatalogueError."""
         try:
             return cls(
-                generation=document["generation"],
+                generation=None if document["generation"] is None else int(document["generation"]),
                 titles={int(item): str(title) for item, title in document["titles"].items()},
                 item_names={str(name): int(number) for name, number in document["item_names"].items()},
                 user_names={str(name): int(number) for name, number in document["user_names"].items()},

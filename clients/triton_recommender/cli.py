@@ -90,7 +90,8 @@ def recommend(
         settings = {"priority": priority, "catalogue": names or (None if strict else Catalogue()), "strict": strict}
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]
-        if names is None or names.generation != answer.generation:  # titles of the generation that answered, if it has some
+        if Path(repo).is_dir() and (names is None or names.generation != answer.generation):
+            # titles of the generation that answered, if it has some; a file or a URL has those of one generation
             names = find_catalogue(repo, answer.generation) or names
         if names is not None:
             warn_of_foreign_items(answer, names, repo, url)

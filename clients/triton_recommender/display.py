@@ -78,7 +78,8 @@ def compare_lists(before: Recommendations, changed: Recommendations, names: Cata
     for place, pair in enumerate(zip_longest(before.item_ids, changed.item_ids), start=1):
         described = ({} if item_id is None else describe_item(item_id, names) for item_id in pair)
         shown = [escape_text(one.get("title", one.get("name", ""))) for one in described]
-        table.add_row(str(place), *(text or str(item_id or "") for text, item_id in zip(shown, pair, strict=True)))
+        ids = ["" if item_id is None else str(item_id) for item_id in pair]
+        table.add_row(str(place), *(text or item_id for text, item_id in zip(shown, ids, strict=True)))
     return table
 
 

@@ -87,3 +87,10 @@ def test_broken_names_are_refused(repo, written, message):
     for read in (lambda: list_users(repo, 3), lambda: Catalogue.load(repo)):
         with pytest.raises(CatalogueError, match=rf"user_names\.json {message}.*Export the repository again"):
             read()
+
+
+def test_a_document_says_its_generation_as_a_number(repo):
+    document = Catalogue.load(repo).as_document()
+    assert Catalogue.from_document(document | {"generation": "3"}).generation == 3
+    with pytest.raises(CatalogueError, match="the document is no catalogue"):
+        Catalogue.from_document(document | {"generation": "third"})

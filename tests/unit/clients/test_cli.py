@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from server.start.ports import find_free_ports
+from tests.pages import serve_page
 from tests.unit.clients.conftest import ANSWER
 from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
 from tests.unit.clients.test_catalogue import write_store
-from triton_recommender import Event
+from triton_recommender import Catalogue, Event, Recommendations
 from triton_recommender.cli import app
+from triton_recommender.display import compare_lists
 
 
 def run(*arguments: object):
@@ -210,6 +212,20 @@ def test_a_catalogue_file_stands_in_for_the_folder(server, repo, tmp_path):
     document.write_text(run("catalogue", "--repo", repo).stdout)
     shown = run("recommend", "--user-id", "ann", "-k", 1, "--json", "--url", server.url, "--repo", document)
     assert json.loads(shown.stdout)["items"][0]["title"] == "new item 30 [red] café"
+
+
+def test_a_catalogue_from_a_url_is_read_once_also_if_another_generation_answers(server, repo):
+    pages = iter([run("catalogue", "--repo", repo).stdout.encode(), b"gone"])
+    with serve_page(lambda: next(pages)) as url:
+        shown = run("recommend", "--user-id", "ann", "-k", 1, "--json", "--url", server.url, "--repo", url)
+    document = json.loads(shown.stdout)
+    assert (document["generation"], document["items"][0]["title"]) == (2, "new item 30 [red] café")
+
+
+def test_an_item_without_a_title_is_shown_by_its_id():
+    before, changed = (Recommendations(item_ids, (0.0,) * len(item_ids)) for item_ids in ((0, 5), (7,)))
+    table = compare_lists(before, changed, Catalogue())
+    assert [list(column.cells) for column in table.columns] == [["1", "2"], ["0", "5"], ["7", ""]]
 
 
 @pytest.mark.parametrize(
