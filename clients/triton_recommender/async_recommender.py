@@ -128,7 +128,11 @@ class AsyncRecommender(SharedClient):
         """See Recommender.upsert."""
         model = await self._describe(UPSERT)
         call = self.make_upsert_call(kind, record_id, columns)
-        return decode_sequences(await self._infer(call, Deadline(self.timeouts.request), model))[0]
+        try:
+            return decode_sequences(await self._infer(call, Deadline(self.timeouts.request), model))[0]
+        finally:
+            if kind == "user":
+                await self._forget(call.inputs["id"][:, 0].tolist())
 
     async def signature(self) -> Signature:
         """See Recommender.signature."""

@@ -168,11 +168,16 @@ class Recommender(SharedClient):
         """Tell the server that an item or user is new or changed. Return the change's sequence.
 
         kind: "item" or "user";  columns: name -> value, as the data set declares them; all other columns stay as they are
-        It is never sent twice, because a late second arrival could undo a later change. Raises RecommenderError.
+        It is never sent twice, because a late second arrival could undo a later change. The client's cache forgets a changed
+        user; cached lists stay as they are when an item changes. Raises RecommenderError.
         """
         model = self._describe(UPSERT)
         call = self.make_upsert_call(kind, record_id, columns)
-        return decode_sequences(self._infer(call, Deadline(self.timeouts.request), model))[0]
+        try:
+            return decode_sequences(self._infer(call, Deadline(self.timeouts.request), model))[0]
+        finally:
+            if kind == "user":
+                self._forget(call.inputs["id"][:, 0].tolist())
 
     def signature(self) -> Signature:
         """Return sizes and context columns of the served `recommend`. They are read once, and again after a refused call."""

@@ -285,6 +285,28 @@ def test_an_event_of_a_numpy_user_id_forgets_the_users_cached_answers():
     assert len(shop.queries) == 2
 
 
+def test_a_changed_user_is_forgotten_by_the_cache_and_a_changed_item_is_not():
+    shop = FakeRecommender(lambda query: [3], cache=MemoryCache())
+    shop.recommend(7)
+    shop.upsert("item", 7, {"price": 9.5})
+    shop.recommend(7)
+    assert len(shop.queries) == 1
+    shop.upsert("user", 7, {"country": "FR"})
+    shop.recommend(7)
+    assert len(shop.queries) == 2
+
+
+def test_a_changed_user_is_forgotten_by_the_cache_of_an_asyncio_client():
+    async def ask_before_and_after() -> int:
+        shop = AsyncFakeRecommender(lambda query: [3], cache=MemoryCache())
+        await shop.recommend(7)
+        await shop.upsert("user", 7, {"country": "FR"})
+        await shop.recommend(7)
+        return len(shop.queries)
+
+    assert asyncio.run(ask_before_and_after()) == 2
+
+
 def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
     shop = FakeRecommender(lambda query: [3])
     shop.observe(None, 5, session="a3f9")
