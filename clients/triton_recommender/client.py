@@ -217,7 +217,7 @@ def resolve_visitor(request: Query | Event) -> int | str | None:
 
 def refuse_reserved(user_id: int | str | None) -> None:
     """Raise InvalidRequest for a user id that is reserved for sessions."""
-    if isinstance(user_id, int) and user_id < FIRST_USER_ID:
+    if isinstance(user_id, int | np.integer) and user_id < FIRST_USER_ID:
         raise InvalidRequest(f"user_id is {user_id}; ids below {FIRST_USER_ID} are reserved for sessions. Use another id.")
 
 

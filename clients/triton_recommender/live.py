@@ -34,6 +34,8 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
         is_nan = isinstance(value, float | np.floating) and np.isnan(value)
         if is_nan or isinstance(value, bool | np.bool_):  # NaN is sent for no value, and True would be 1
             raise InvalidRequest(f"value is {value!r}; expected a finite number, or None.")
+        if row.get("event") == "":  # the server would take it for no name, that is, for the positive event
+            raise InvalidRequest("event is ''; expected a name of the data set's [events] section, or None for the default.")
         if row.get("event_id") == "":
             raise InvalidRequest("event_id is ''; expected a text by which the server knows the event again, or None.")
     context_names = {name for event in events for name in event.context}

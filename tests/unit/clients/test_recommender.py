@@ -257,6 +257,7 @@ ONE_EVENT: Any = Event(1, 3)
         (lambda shop: shop.recommend_many(NOTHING), "queries is None; expected a list of queries or user ids"),
         (lambda shop: shop.recommend_many(FIVE), r"queries is 5; .* Write \[5\]"),
         (lambda shop: shop.observe_many(ONE_EVENT), "expected a list of events"),
+        (lambda shop: shop.observe(1, 3, ""), "event is ''; expected a name of the data set's"),
         (lambda shop: shop.observe(1, 3, event_id=""), "event_id is ''; expected a text by which the server knows"),
         (lambda shop: shop.observe(1, 3, value=1e300), r"value is 1e\+300; expected a number of 32 bits"),
         (lambda shop: shop.observe(1, 3, value=True), r"value is True; expected a finite number, or None"),
@@ -319,6 +320,8 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
     for session in reserved:
         with pytest.raises(InvalidRequest, match="reserved for sessions"):
             shop.recommend(session)
+        with pytest.raises(InvalidRequest, match="reserved for sessions"):
+            shop.upsert("user", session, {"country": "FR"})
     with pytest.raises(InvalidRequest, match="session is ''; expected a text that is not empty"):
         shop.recommend(session="")
 
