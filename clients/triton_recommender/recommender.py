@@ -202,8 +202,9 @@ class Recommender(SharedClient):
         self._endpoints.require_open()
         known = self.models.get(model)
         if known is None:
-            known = self.models[model] = self._transport.describe(model, self.timeouts.connect)
-            self._described_s[model] = time.monotonic()
+            known = self._transport.describe(model, self.timeouts.connect)
+            self._described_s[model] = time.monotonic()  # first: other threads look it up for every known model
+            self.models[model] = known
         return known
 
     def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:

@@ -326,6 +326,19 @@ def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
         shop.recommend(session="")
 
 
+def test_a_wrong_call_while_another_thread_reads_the_description_is_refused_as_usual():
+    shop = FakeRecommender(lambda query: [3])
+
+    class Descriptions(dict):
+        def __setitem__(self, model, description):
+            super().__setitem__(model, description)
+            with pytest.raises(InvalidRequest, match="k is 0"):  # as from another thread, at this very moment
+                shop.recommend(7, k=0)
+
+    shop.models = Descriptions()
+    assert shop.recommend(7).item_ids == (3,)
+
+
 def test_calls_at_the_same_time_share_one_description_also_where_the_server_moves_on():
     shop = AsyncFakeRecommender(lambda query: [1, 2, 3])
     server: Any = shop.server  # whose asyncio side the fake makes
