@@ -50,6 +50,7 @@ class RedisNode:
         with redis.Redis(port=self.port) as client:
             while not self._is_ready(client):
                 if time.monotonic() > deadline_s:
+                    self.kill()
                     raise ServerError(f"redis-server did not start at port {self.port} in {STARTED_S:g} s. Is the port free?")
                 time.sleep(0.05)
 

@@ -23,6 +23,7 @@ from experiments.served import Served
 from server.control import list_supervisors
 from server.helpers import live_helpers
 from server.processes import SHM_DIR, find_server_members
+from server.start.ports import is_free
 from serving.contract.tensors import LIVE_MODELS, STAGES
 from serving.live.store import DATA_FILE, find_live_folder
 
@@ -35,6 +36,7 @@ MAPPED = ("retrieve", "item_vectors.npy")  # a file that a stage maps and reads 
 READ_BY_GATEWAY = ("preprocess", "store/user_ids.npy")
 HALF_GENERATION = 99
 SERVER, GATEWAY, SUPERVISOR = "server", "gateway", "supervisor"
+POLL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -233,10 +235,8 @@ def take_port(site: Site) -> Iterator[None]:
     supervisor, state = site.supervisor, site.served.state
     supervisor.suspend()
     os.kill(state.pid, signal.SIGKILL)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        while taken.connect_ex(("127.0.0.1", state.ports.grpc)) == 0:
-            time.sleep(0.01)
+    while not is_free(state.ports.grpc):  # until the killed server is gone
+        time.sleep(POLL_S)
     with socket.create_server(("127.0.0.1", state.ports.grpc)):
         supervisor.resume()
         yield

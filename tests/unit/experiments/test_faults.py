@@ -1,0 +1,49 @@
+"""Faults and backends of the experiments, with stand-ins for the server and for Redis."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from experiments import fault_backends
+from experiments.fault_backends import RedisNode
+from experiments.faults import take_port
+from server.start.ports import is_free
+from serving.contract.errors import ServerError
+
+
+def test_a_port_is_taken_once_its_holder_is_gone():
+    holder = socket.create_server(("127.0.0.1", 0))
+    port = holder.getsockname()[1]
+    with subprocess.Popen(["sleep", "60"]) as server, subprocess.Popen(["sleep", "60"]) as supervisor:
+        state = SimpleNamespace(pid=server.pid, ports=SimpleNamespace(grpc=port))
+        site: Any = SimpleNamespace(supervisor=psutil.Process(supervisor.pid), served=SimpleNamespace(state=state))
+        closing = threading.Timer(0.3, holder.close)
+        closing.start()
+        try:
+            with take_port(site):
+                assert not is_free(port)
+        finally:
+            closing.join()
+            server.kill()
+            supervisor.kill()
+    assert is_free(port)
+
+
+def test_a_redis_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = tmp_path / "redis-server"
+    program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(fault_backends, "STARTED_S", 1.0)
+    with pytest.raises(ServerError, match="redis-server did not start"):
+        RedisNode(tmp_path)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
