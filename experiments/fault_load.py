@@ -109,11 +109,11 @@ class Load:
             sent.add(event_id)
         return sent
 
-    def count_lost(self, folder: Path) -> tuple[int, int]:
-        """Return how many acknowledged events the log lacks, and how many it has twice."""
+    def count_lost(self, folder: Path, messages: set[str]) -> tuple[int, int]:
+        """Return how many acknowledged events the log lacks, and how many of them and of Kafka's messages it has twice."""
         acknowledged = set(self.acknowledged)  # first, because more come meanwhile
-        found = Counter(event_id.decode() for _, batch in read_log(folder) for event_id in batch.event_ids)
-        return len(acknowledged - found.keys()), sum(found[event_id] > 1 for event_id in acknowledged)
+        logged = Counter(event_id.decode() for _, batch in read_log(folder) for event_id in batch.event_ids)
+        return compare_with_log(acknowledged, messages, logged)
 
     def _connect(self) -> httpx.Client:
         return httpx.Client(base_url=self._address, timeout=PATIENCE_S)
@@ -169,6 +169,14 @@ class Load:
 def read_code(response: httpx.Response) -> str:
     """Return the status of a refused request and its code."""
     return f"{response.status_code} {response.json()['error']['code']}"
+
+
+def compare_with_log(acknowledged: set[str], messages: set[str], logged: Counter[str]) -> tuple[int, int]:
+    """Return how many acknowledged events are not logged, and how many events and messages are logged twice.
+
+    messages: ids of Kafka's messages, which a consumer that starts again may read again; logged: how often the log has each id
+    """
+    return len(acknowledged - logged.keys()), sum(logged[event_id] > 1 for event_id in acknowledged | messages)
 
 
 def select(seen: Iterable[Seen], begun_s: float, ended_s: float) -> list[Seen]:

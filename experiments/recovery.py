@@ -57,9 +57,11 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
     """Cause a fault, and return what callers and the metrics pages saw of it, by name."""
     renew_supervisor(site)
     load.wait_until_full(LIMIT_S)
+    earlier: set[str] = set()
     if fault.delays_messages:
         # More than a restarted, empty broker will hold: that is how the consumer notices the restart
-        wait_for_messages(site, load.send_messages(site.broker.address, 10 * MESSAGES))
+        earlier = load.send_messages(site.broker.address, 10 * MESSAGES)
+        wait_for_messages(site, earlier)
     load.acknowledged.clear()
     before, begun_s = read_pids(site), time.monotonic()
     values: dict[str, float] = {}
@@ -83,7 +85,7 @@ def measure_fault(site: Site, load: Load, pages: Sequence[MetricsPage], fault: F
     values |= describe_answers(select(load.answers, begun_s, ended_s), mended_s)
     values |= describe_events(select(load.events, begun_s, ended_s))
     values |= describe_readiness(select(load.probes, begun_s, ended_s), begun_s, fault)
-    values[LOST], values[DOUBLED] = load.count_lost(site.live_folder)
+    values[LOST], values[DOUBLED] = load.count_lost(site.live_folder, earlier | messages)
     return values | describe_signals([page.find_signals(begun_s, ended_s) for page in pages])
 
 

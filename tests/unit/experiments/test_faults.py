@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from experiments import fault_backends
 from experiments.fault_backends import RedisNode
+from experiments.fault_load import compare_with_log
 from experiments.faults import take_port
 from server.start.ports import is_free
 from serving.contract.errors import ServerError
@@ -36,6 +38,12 @@ def test_a_port_is_taken_once_its_holder_is_gone():
             server.kill()
             supervisor.kill()
     assert is_free(port)
+
+
+def test_messages_of_kafka_that_are_logged_twice_count_as_doubled():
+    logged = Counter({"posted": 1, "posted twice": 2, "message": 1, "message twice": 2, "of an earlier fault": 2})
+    acknowledged, messages = {"posted", "posted twice", "lost"}, {"message", "message twice"}
+    assert compare_with_log(acknowledged, messages, logged) == (1, 2)
 
 
 def test_a_redis_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
