@@ -3,7 +3,7 @@
     python -m experiments.cache --repo … --data online-retail
 
     hit rates   a stretch of the log goes through a MemoryCache that lives by the log's own clock, for several ttls
-    warming     hit rate of the first day's visits after warming with the most active users
+    warming     hit rate of the first day's visits after warming with the users who were most active before the stretch
     time        the same requests, in the log's order, to two real servers in turns: without a cache, with Triton's response
                 cache, with ours in memory and in Redis, and with ours in memory that asks for the generation each time
 
@@ -37,12 +37,10 @@ from perf.observe import Latency
 from perf.target import own_server
 from repository.models import read_config, read_repository, write_config
 from server.status.health import open_local_client
-from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender import MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Cache, Entry
 from triton_recommender.cache.entries import DIGEST_BYTES, Key
-from triton_recommender.folder import read_active_users
 from triton_recommender.models import Recommendations
 
 TTLS_S = {"1 min": 60, "10 min": 600, "1 h": 3_600, "1 day": 86_400, "7 days": 7 * 86_400}
@@ -79,14 +77,19 @@ class Stretch:
         return [self.take(start, end) for start, end in pairwise(np.linspace(0, len(self), count + 1).astype(int).tolist())]
 
 
-def read_stretch(data: str, count: int) -> Stretch:
-    """Read the last `count` lines of a data set's log. Lines of one user and instant are one invoice."""
+def read_stretch(data: str, count: int) -> tuple[Stretch, np.ndarray]:
+    """Read the last `count` lines of a data set's log. Lines of one user and instant are one invoice.
+
+    Also return the users of the lines before, int64 [U], the most active first: who warms a cache does not know who will come.
+    """
     from training.dataset import load_dataset  # pandas
 
-    log = load_dataset(data).interactions.sort_values(["timestamp", "user_id"], kind="stable").tail(count)
+    log = load_dataset(data).interactions.sort_values(["timestamp", "user_id"], kind="stable")
     user_id, time_s = log["user_id"].to_numpy(np.int64), log["timestamp"].to_numpy(np.int64)
+    earlier_ids, activity = np.unique(user_id[:-count], return_counts=True)
+    user_id, time_s = user_id[-count:], time_s[-count:]
     ends = np.append((np.diff(user_id) != 0) | (np.diff(time_s) != 0), True)
-    return Stretch(user_id, time_s, ends)
+    return Stretch(user_id, time_s, ends), earlier_ids[np.argsort(-activity, kind="stable")]
 
 
 def replay_hit_rate(stretch: Stretch, ttl_s: float, events: bool, warm: list[int] | None = None) -> float:
@@ -122,18 +125,16 @@ def measure_hit_rates(stretch: Stretch) -> list[Figure]:
     ]
 
 
-def measure_warming(stretch: Stretch, repo: Path, ttl_s: float) -> list[Figure]:
-    """Return the share of visits within `ttl_s` of the start that are hits, by the users that the cache was warmed with."""
-    user_ids = read_active_users(repo, read_pinned_generation(repo))
-    chosen = {"nobody": [], f"{WARM_USERS} users by activity": user_ids[:WARM_USERS].tolist()}
+def measure_warming(stretch: Stretch, active_ids: np.ndarray, ttl_s: float) -> list[Figure]:
+    """Return the share of visits within `ttl_s` of the start that are hits, by the users that the cache was warmed with.
+
+    active_ids: int64 [U], users before the stretch, the most active first
+    """
+    chosen = {"nobody": [], f"{WARM_USERS} users by activity": active_ids[:WARM_USERS].tolist()}
     visits = stretch.visits
     visits = visits.take(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
-    return [
-        Figure(
-            name=f"hit rate of the first day's visits, warmed with {who}", values=[replay_hit_rate(visits, ttl_s, True, users)]
-        )
-        for who, users in chosen.items()
-    ]
+    name = "hit rate of the first day's visits, warmed with"
+    return [Figure(name=f"{name} {who}", values=[replay_hit_rate(visits, ttl_s, True, ids)]) for who, ids in chosen.items()]
 
 
 @dataclass
@@ -253,9 +254,9 @@ def main(
     """Measure hit rates by ttl, the effect of warming, and the time that caches save. Exit code 1 when an answer differs."""
     machine, report = read_machine(), Console(stderr=True).print
     read_repository(repo)
-    stretch = read_stretch(data, lines)
+    stretch, active_ids = read_stretch(data, lines)
     report("hit rates, and warming")
-    figures = measure_hit_rates(stretch) + measure_warming(stretch, repo, 86_400)
+    figures = measure_hit_rates(stretch) + measure_warming(stretch, active_ids, 86_400)
     strangers = np.setdiff1d(np.arange(1, 4 * WARM_UP), stretch.user_id)[:WARM_UP].tolist()
     readings = {
         "lines": stretch.take(0, requests),
@@ -263,7 +264,7 @@ def main(
     }
     times, differing = measure_times(readings, strangers, repo, rounds, report)
     title, command = "Caches of answers on a recorded log", f"python -m experiments.cache --data {data}"
-    conditions = f"{data}: the last {lines:,} lines; times of {requests:,} requests, one client"
+    conditions = f"{data}: the last {lines:,} lines; times of {requests:,} lines and of {requests // 4:,} visits, one client"
     text = f"{differing} of them" if differing else ""
     finish("cache", title, command, conditions, figures + times, results, machine, text)
 

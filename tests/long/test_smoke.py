@@ -144,8 +144,8 @@ def smoke_merlin(context: Context) -> list[Figure]:
 
 
 def smoke_cache(context: Context) -> list[Figure]:
-    stretch = cache.read_stretch(DATA, 200)
-    return cache.measure_hit_rates(stretch) + cache.measure_warming(stretch, context.repo, 86_400)
+    stretch, active_ids = cache.read_stretch(DATA, 200)
+    return cache.measure_hit_rates(stretch) + cache.measure_warming(stretch, active_ids, 86_400)
 
 
 def smoke_compression(context: Context) -> list[Figure]:
