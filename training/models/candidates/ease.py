@@ -24,8 +24,10 @@ def solve_ease(positives: sp.csr_matrix, l2: float) -> np.ndarray:
 
 
 def solve_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return X P, float32 [n_users, n_items], and the diagonal of P [n_items], by X P = (XXᵀ + l2 I)⁻¹ X, without
-    building P."""
+    """Return X P, float32 [n_users, n_items], and the diagonal of P, float32 [n_items], without building P.
+
+    X P = (XXᵀ + l2 I)⁻¹ X
+    """
     kernel = (positives @ positives.T).toarray().astype(np.float64)
     kernel[np.diag_indices(len(kernel))] += l2
     projected = (positives.T @ _invert(kernel)).T.astype(np.float32)
@@ -35,9 +37,9 @@ def solve_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray
 
 def _invert(symmetric: np.ndarray) -> np.ndarray:
     """Return the inverse of a positive definite matrix, computed in place."""
-    factor, _ = scipy.linalg.lapack.dpotrf(symmetric.T, lower=1, overwrite_a=1)  # LAPACK's order is the transpose's
-    inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
-    assert failed == 0, "a Gram matrix plus a positive multiple of the identity is positive definite"
+    factor, failed_row = scipy.linalg.lapack.dpotrf(symmetric.T, lower=1, overwrite_a=1)  # LAPACK's order is the transpose's
+    assert failed_row == 0, "a Gram matrix plus a positive multiple of the identity is positive definite"
+    inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)  # cannot fail: the factor has no zero
     for row in range(len(inverse)):
         inverse[row, row + 1 :] = inverse[row + 1 :, row]
     return inverse

@@ -44,6 +44,11 @@ def test_ease_equals_its_formula(shape):
     np.testing.assert_allclose(solve_ease(log, l2=7.0), weights, atol=1e-6)
 
 
+def test_a_matrix_that_is_not_positive_definite_gives_no_weights():
+    with pytest.raises(AssertionError, match="positive definite"):
+        solve_ease(random_log(n_users=40, n_items=12), l2=-1_000.0)
+
+
 @pytest.mark.parametrize("neighbours", [3, 100])
 def test_item_knn_equals_its_formula(neighbours):
     log = random_log(n_users=400, n_items=12)  # so many users that no two similarities are equal
