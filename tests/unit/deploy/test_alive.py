@@ -18,7 +18,7 @@ def probe(url: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={"http_proxy": "http://127.0.0.1:9"}, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (500, 0)])
 def test_the_gateway_says_whether_its_server_answers(status, code):
     with serve_page(lambda: b'{"ready": false}', status) as url:
         assert probe(f"{url}/readyz").returncode == code
@@ -27,4 +27,4 @@ def test_the_gateway_says_whether_its_server_answers(status, code):
 def test_a_gateway_that_is_not_there_is_no_reason_to_restart_the_server():
     done = probe(f"http://127.0.0.1:{find_free_port()}/readyz")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "no gateway tells whether the server answers" in done.stdout
+    assert "no gateway says whether the server answers" in done.stdout
