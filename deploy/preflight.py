@@ -59,25 +59,25 @@ def find_faults(repository: Path, backends: Path) -> Iterator[str]:
 
 
 def find_changed_manifests(repository: Path) -> Iterator[str]:
-    """Yield the manifests that are not the published ones, as `server start` does (refuse_changed_manifests).
+    """Yield the manifests that are not the published ones. `server start` checks the same (refuse_changed_manifests).
 
-    Stages compare their files with their manifests, so nothing else finds files that were changed together with them.
+    Stages compare their files with their manifests. If somebody changed both, only this check finds out.
     """
     config = repository / "recommend" / "config.pbtxt"
     for generation in PINNED.findall(config.read_text()) if config.is_file() else []:
-        own = repository / "recommend" / generation
-        manifest = own / "manifest.json"
+        ensemble = repository / "recommend" / generation
+        manifest = ensemble / "manifest.json"
         try:
             digests = json.loads(manifest.read_text()).get("stages", {}).items() if manifest.is_file() else ()
         except (OSError, ValueError, AttributeError) as error:
             yield f"{manifest} cannot be read ({error!r}). Export the repository again, or pin an older generation"
             continue
         for name, digest in digests:
-            folder = own / name if (own / name).is_dir() else repository / name / generation
+            folder = ensemble / name if (ensemble / name).is_dir() else repository / name / generation
             path = folder / "manifest.json"
             if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-                fact = f"{path} is not the manifest that generation {generation} was published with, so its files may be others"
-                yield f"{fact}, too. Export the repository again, or pin an older generation"
+                fact = f"{path} is not the manifest that generation {generation} was published with, so files may have changed"
+                yield f"{fact} as well. Export the repository again, or pin an older generation"
 
 
 def is_installed(module: str) -> bool:

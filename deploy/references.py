@@ -32,7 +32,7 @@ def find_reference_faults(documents: list[Document]) -> Iterator[str]:
         yield from (f"{name}: {fault}" for fault in find_selection_faults(each, pods))
         target = each["spec"].get("scaleTargetRef") if "spec" in each else None
         if target and (target["kind"], target["name"]) not in known:
-            yield f"{name}: scales {target['kind']} {target['name']}, which is not there"
+            yield f"{name}: scales {target['kind']} {target['name']}, which does not exist"
     yield from find_route_faults(documents, pods)
 
 
@@ -65,7 +65,7 @@ def find_pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str
             ("persistentVolumeClaim", "claimName", "PersistentVolumeClaim"),
         ):
             if source in volume and (kind, volume[source][key]) not in known:
-                yield f"volume {volume['name']} is {kind} {volume[source][key]}, which is neither here nor made by hand"
+                yield f"volume {volume['name']} is {kind} {volume[source][key]}, which is neither here nor in EXTERNAL"
     security = spec.get("securityContext", {})
     if not security.get("runAsNonRoot") or not security.get("runAsUser"):
         yield "the pod may run as root"
@@ -91,7 +91,7 @@ def find_container_faults(container: dict[str, Any], volumes: set[str]) -> Itera
     """Yield the faults of a container. volumes: names of the pod's volumes"""
     security = container.get("securityContext", {})
     if not security.get("readOnlyRootFilesystem"):
-        yield "its root is writable"
+        yield "its root file system is writable"
     if security.get("allowPrivilegeEscalation", True) or "ALL" not in security.get("capabilities", {}).get("drop", ()):
         yield "it may gain privileges"
     if "memory" not in container.get("resources", {}).get("limits", {}):
@@ -101,7 +101,7 @@ def find_container_faults(container: dict[str, Any], volumes: set[str]) -> Itera
         yield "two volumes are mounted at one path"
     for mount in mounts:
         if mount["name"] not in volumes:
-            yield f"mounts {mount['name']}, which is no volume of the pod"
+            yield f"mounts {mount['name']}, which is not a volume of the pod"
 
 
 def find_selection_faults(document: Document, pods: list) -> Iterator[str]:
@@ -113,7 +113,7 @@ def find_selection_faults(document: Document, pods: list) -> Iterator[str]:
     labels = selector.get("matchLabels", selector)
     selected_pods = [pod for _, pod_labels, pod, _ in pods if labels.items() <= pod_labels.items()]
     if not selected_pods:
-        yield f"selects pods labelled {labels}, and no pod is"
+        yield f"selects pods with the labels {labels}, which no pod has"
     pod_ports = {port["name"] for pod in selected_pods for each in pod["containers"] for port in each.get("ports", ())}
     stated_ports = {each["targetPort"] for each in spec.get("ports", ())}
     stated_ports |= {each["port"] for each in spec.get("podMetricsEndpoints", ())}
@@ -135,7 +135,7 @@ def find_route_faults(documents: list[Document], pods: list) -> Iterator[str]:
             targets = [each["destination"] for each in route["route"]]
             for target in targets:
                 if target["host"] not in services or (target["host"], target["subset"]) not in subsets:
-                    yield f"VirtualService: {route['name']} goes to {target}, which is not there"
+                    yield f"VirtualService: {route['name']} goes to {target}, which does not exist"
             shares = [each["weight"] for each in route["route"] if "weight" in each]
             if shares and sum(shares) != 100:
                 yield f"VirtualService: the shares of {route['name']} add up to {sum(shares)}"

@@ -91,7 +91,7 @@ def job(documents):
 
 
 BROKEN = {
-    "no pod is": lambda d: d[1]["spec"].update(selector={"app": "shops"}),
+    "which no pod has": lambda d: d[1]["spec"].update(selector={"app": "shops"}),
     "PodDisruptionBudget shop: selects": lambda d: d[3]["spec"].update(selector={"matchLabels": {"app": "other"}}),
     "names port grpc": lambda d: d[1]["spec"]["ports"].append({"port": 1, "targetPort": "grpc"}),
     "names port metrics": lambda d: d[2]["spec"]["ingress"][0]["ports"].append({"port": "metrics"}),
@@ -103,7 +103,7 @@ BROKEN = {
     "add up to 95": lambda d: d[6]["spec"]["http"][0]["route"][0].update(weight=95),
     "may run as root": lambda d: pod(d)["securityContext"].pop("runAsUser"),
     "token of the cluster": lambda d: pod(d).pop("automountServiceAccountToken"),
-    "root is writable": lambda d: pod(d)["containers"][0]["securityContext"].update(readOnlyRootFilesystem=False),
+    "root file system is writable": lambda d: pod(d)["containers"][0]["securityContext"].update(readOnlyRootFilesystem=False),
     "gain privileges": lambda d: pod(d)["containers"][0]["securityContext"].pop("capabilities"),
     "memory has no limit": lambda d: pod(d)["containers"][0].update(resources={}),
     "no container has a readinessProbe": lambda d: pod(d)["containers"][0].pop("readinessProbe"),
@@ -118,7 +118,7 @@ BROKEN = {
     ),
     "round: the pod may run as root": lambda d: job(d)["securityContext"].pop("runAsNonRoot"),
     "shop: the pod may run as root": lambda d: pod(d).pop("securityContext"),
-    "shop: container gateway: its root is writable": lambda d: pod(d).update(
+    "shop: container gateway: its root file system is writable": lambda d: pod(d).update(
         volumes=[], containers=[{"name": "gateway", "ports": CONTAINER["ports"]}]
     ),
     "round: container gateway: its memory": lambda d: job(d)["containers"][0].update(resources={}),
