@@ -72,7 +72,7 @@ def recommend(
     context: Context = None,
     after: Annotated[int | None, typer.Option(help="a sequence that `observe` printed: the answer reflects it")] = None,
     priority: Annotated[int, typer.Option(help="1 is served first; 0 leaves it to the server")] = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="refuse names that nobody knows, instead of a warning")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse unknown names instead of warning of them")] = False,
     timeout: Seconds = 5.0,
     repo: Source = DEFAULT_SOURCE,
     url: Url = DEFAULT_URL,
@@ -193,7 +193,7 @@ def upsert(
         try:
             parsed = json.loads(columns)
         except ValueError as error:
-            raise InvalidRequest(f'columns is no JSON: {error}. Expected an object, such as {{"price": 9.5}}.') from error
+            raise InvalidRequest(f'columns is not JSON: {error}. Expected an object, such as {{"price": 9.5}}.') from error
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
             sequence = shop.upsert(kind, record_id, parsed)

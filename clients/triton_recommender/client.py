@@ -1,4 +1,4 @@
-"""Hold what the blocking and the asyncio client share: settings, encoding queries as calls, and decoding answers."""
+"""Base of the blocking and the asyncio client: settings, encoding of queries as calls, and decoding of answers."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class SharedClient:
         return True
 
     def forget_description(self, model: str, used: ModelDescription) -> None:
-        """Have a model's description read again in the next call, unless that was done since `used` was read."""
+        """Forget a model's description, so that the next call reads it again, unless it is newer than `used`."""
         if self.models.get(model) is used:
-            self.models.pop(model, None)  # another thread may have been as fast
+            self.models.pop(model, None)  # another thread may have removed it meanwhile
 
     def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
         """Return the queries with text ids resolved to numbers, and the notices of each. Raises InvalidRequest, UnknownId."""

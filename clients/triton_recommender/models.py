@@ -59,8 +59,8 @@ DEFAULT_TIMEOUTS = Timeouts()
 class Tls:
     """PEM files for an encrypted connection.
 
-    root_certificates:                whom to trust; None trusts the system's certificate authorities
-    client_key, client_certificate:   who the caller is, where the server asks for it (mutual TLS); both or neither
+    root_certificates:                trusted authorities; None trusts those of the system
+    client_key, client_certificate:   identity of the caller, where the server asks for it (mutual TLS); both or neither
     """
 
     root_certificates: str | Path | None = None
@@ -73,7 +73,7 @@ class Tls:
         for name in ("root_certificates", "client_key", "client_certificate"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
-                raise InvalidRequest(f"Tls {name} is {str(path)!r}, which is no file; expected a PEM file.")
+                raise InvalidRequest(f"Tls {name} is {str(path)!r}, which is not a file; expected a PEM file.")
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ class Recommendations:
     scores:     of the re-ranker, in the served order; rules may have moved items, so they need not descend
     degraded:   which stages answered with their fallback; falsy when none did
     generation: which published generation answered
-    propensities: of each item, the probability that the server's random draws put it at its place, given the items before it:
+    propensities: for each item, the probability that the server's random draws put it at its place, given the items before it:
                 1.0 where nothing was drawn, None where it is not known. Empty if the answer went through a cache, or if the
                 server does not send them
-    sources:    of each item, what proposed it. Empty in the same cases
+    sources:    for each item, which models or rules proposed it. Empty in the same cases
     names, titles: one per item, None where the catalogue does not know the item; empty if the client has no catalogue
     warnings:   users and items of the query that the catalogue does not know
     request_id: pass it to the events that the answer leads to

@@ -287,9 +287,9 @@ def _decode_events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
     details = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
     events = []
     for row in range(len(inputs["user_id"])):
-        given = _read_values({name: array[row, 0] for name, array in inputs.items()})
-        context = {name: value for name, value in given.items() if name not in details}
-        events.append(Event(**{name: value for name, value in given.items() if name in details}, context=context))
+        values = _read_values({name: array[row, 0] for name, array in inputs.items()})
+        context = {name: value for name, value in values.items() if name not in details}
+        events.append(Event(**{name: value for name, value in values.items() if name in details}, context=context))
     return events
 
 
@@ -306,5 +306,5 @@ def _refuse_malformed_event(event: Event, call: Call) -> None:
 
 def _read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as int, float or str, without markers of missing ones."""
-    given = {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}
-    return {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in given.items()}
+    stated = {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}
+    return {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in stated.items()}

@@ -28,9 +28,7 @@ def forget(
     """Invalidate the cached answers of users whose data has changed."""
     names = Names(repo)
     if unknown := [user_id for user_id in user_ids if not names.knows(user_id)]:
-        raise InvalidRequest(
-            f"Nobody is known as {', '.join(unknown)} in {repo}. Expected ids or names of its users; see --repo."
-        )
+        raise InvalidRequest(f"{repo} has no user {', '.join(unknown)}. Expected ids or names of its users; see --repo.")
     RedisCache(cache, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S).forget(
         user_id for user_id in map(names.find_id, user_ids) if user_id is not None
     )

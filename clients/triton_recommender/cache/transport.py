@@ -147,7 +147,7 @@ def _compute_remaining_s(call: Call, started_s: float) -> float | None:
 
 
 class CachedTransport(_Caching):
-    """For Recommender. Safe to share between threads. Only `recommend` is cached."""
+    """Cached transport of Recommender. Safe to share between threads. Only `recommend` is cached."""
 
     def __init__(self, inner, cache: Cache) -> None:
         super().__init__(inner, cache, Future)
@@ -186,7 +186,7 @@ class CachedTransport(_Caching):
 
 
 class AsyncCachedTransport(_Caching):
-    """For AsyncRecommender. Belongs to one event loop. Only `recommend` is cached."""
+    """Cached transport of AsyncRecommender. Belongs to one event loop. Only `recommend` is cached."""
 
     def __init__(self, inner, cache: Cache) -> None:
         super().__init__(inner, cache, lambda: asyncio.get_running_loop().create_future())

@@ -91,12 +91,12 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def choose_tls(scheme: str, tls: Tls | None) -> Tls | None:
-    """Return the TLS settings of a gRPC address: those of the system for grpcs:// without any."""
+    """Return the TLS settings of a gRPC address: `tls`, or for grpcs:// without it, the settings of the system."""
     return tls or (Tls() if scheme == "grpcs" else None)
 
 
 def make_ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
-    """Return the settings of encrypted connections, None without `tls`. Raises InvalidRequest for files that are no PEM."""
+    """Return the settings of encrypted connections, None without `tls`. Raises InvalidRequest for files that cannot be used."""
     if tls is None:
         return None
     try:
@@ -134,7 +134,7 @@ def is_address(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether host:port is this machine's own, by its name or address."""
+    """Return whether host:port is on this machine, by the name localhost or a loopback address."""
     host = urlsplit(f"//{address}").hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -219,11 +219,11 @@ def _parse_json(body: bytes, read: Callable[[Any], T]) -> T:
 
 @contextmanager
 def _refuse_foreign() -> Iterator[None]:
-    """Raise InferenceServerException for an answer that is not of this protocol: another program may be at this address."""
+    """Raise InferenceServerException for an answer that is not of this protocol: another program may listen at this address."""
     try:
         yield
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InferenceServerException(f"the answer is no JSON of this protocol: {error!r}") from error
+        raise InferenceServerException(f"the answer is not JSON of this protocol: {error!r}") from error
 
 
 def _read_error(body: bytes) -> str:

@@ -208,5 +208,5 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(kind, server, monkeyp
 
 @both
 def test_a_web_page_at_the_address_is_a_fault_of_the_server(kind, web_page):
-    with pytest.raises(ServerFault, match="the answer is no JSON"):
+    with pytest.raises(ServerFault, match="the answer is not JSON"):
         ask(kind, web_page, 1)

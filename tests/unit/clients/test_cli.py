@@ -174,7 +174,7 @@ def test_events_and_changes_are_acknowledged(server, repo):
     assert server.fake.upserts == [("item", 10, {"price": 9.5})]
     wrong = run("upsert", "item", "ten", "price=3", *options)
     assert (wrong.exit_code, wrong.stdout) == (2, "")
-    assert "columns is no JSON" in wrong.stderr
+    assert "columns is not JSON" in wrong.stderr
 
 
 def test_a_purchase_shows_the_list_before_and_after_it(server, repo):

@@ -89,7 +89,7 @@ def test_wrong_tls_settings_are_refused(certificates, tmp_path):
     key, certificate = certificates
     with pytest.raises(InvalidRequest, match="expected both, or neither"):
         Tls(client_key=key)
-    with pytest.raises(InvalidRequest, match="is no file; expected a PEM file"):
+    with pytest.raises(InvalidRequest, match="is not a file; expected a PEM file"):
         Tls(tmp_path / "nowhere.pem")
     with pytest.raises(InvalidRequest, match="not encrypted, but tls is set"):
         Recommender("http://localhost:8000", tls=Tls(certificate))
