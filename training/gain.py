@@ -13,14 +13,14 @@ LEAST_USERS = 30  # below, the spread between users is not known: that of two us
 def is_gain(
     qualities: Sequence[np.ndarray], before: Sequence[np.ndarray], user_ids: Sequence[np.ndarray], least_gain: float
 ) -> bool:
-    """Return whether the quality rises by the factor `least_gain` at least, and by more than chance, over LEAST_USERS or more.
+    """Return whether the quality rises by at least the factor `least_gain` and beyond chance, for LEAST_USERS or more users.
 
-    qualities, before: for each kind of questions, the quality of the answers to them, float64 [N]; kinds count alike
-    user_ids: for each kind, whose questions they are, int64 [N]; those of one user depend on each other
+    qualities, before: for each kind of questions, the quality of each answer, float64 [N]; kinds have equal weights
+    user_ids: for each kind, the user of each question, int64 [N]; questions of one user depend on each other
     """
     if not all(map(len, qualities)) or average(qualities) < least_gain * average(before):
         return False
-    differences = [own - other for own, other in zip(qualities, before, strict=True)]
+    differences = [values - earlier for values, earlier in zip(qualities, before, strict=True)]
     residuals = [(values - values.mean()) / len(values) / len(differences) for values in differences]
     users = np.unique(np.concatenate(user_ids), return_inverse=True)[1]
     sums = np.bincount(users, np.concatenate(residuals))  # by user

@@ -6,7 +6,7 @@ import time
 
 
 class TimeLeft:
-    """Counts from the moment at which it is made. steps: of the whole part, which may end earlier."""
+    """Pace of a part since this object was made. steps: the most steps that the part takes"""
 
     def __init__(self, steps: int) -> None:
         self.steps, self._begun_s = steps, time.monotonic()

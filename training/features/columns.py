@@ -1,10 +1,10 @@
 """Convert raw columns between pandas frames and the arrays that plans encode.
 
-kind         plan (serving/stages/features/encode.py)                 NVTabular's frame
-integer      int64, MISSING_INT = missing            Int64 (nullable)
-string       object of str, None = missing           object, None
-continuous   float64, NaN = missing                  float64, NaN
-list         Ragged of object (str)                  object of lists
+kind         plan (serving/stages/features/encode.py)   NVTabular's frame
+integer      int64, MISSING_INT = missing               Int64 (nullable), NA = missing
+string       object of str, None = missing              object of str, None = missing
+continuous   float64, NaN = missing                     float64, NaN = missing
+list         Ragged of object (str)                     object of lists
 """
 
 from __future__ import annotations

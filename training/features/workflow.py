@@ -48,7 +48,7 @@ def fit_workflow(side: Side, rows: TrainingRows, settings: FeatureSettings) -> W
 
 
 def save_for_serving(workflow: Workflow, folder: Path) -> None:
-    """Save a fitted workflow for merlin-systems. It reads tensors, not frames, from then on."""
+    """Save a fitted workflow for merlin-systems. From then on, it reads tensors and no longer frames."""
     for leaf in workflow.graph.leaf_nodes:
         leaf.op = Received(leaf.selector)
     workflow.save(folder)
@@ -62,10 +62,9 @@ def _categorify(columns: list[Category], folder: Path) -> list:
 
 
 def _bucketize(column: Bins):
-    boundaries = {
-        column.source: list(column.boundaries)
-    }.__getitem__  # NVTabular turns a dict into a lambda, which would put code into a saved workflow
-    binned = [column.source] >> ops.FillMissing(MISSING_BIN) >> ops.Bucketize(boundaries)
+    boundaries = {column.source: list(column.boundaries)}
+    # A method, because NVTabular turns a dict into a lambda, which would put code into a saved workflow.
+    binned = [column.source] >> ops.FillMissing(MISSING_BIN) >> ops.Bucketize(boundaries.__getitem__)
     return binned >> ops.Rename(name=column.name)
 
 

@@ -48,12 +48,14 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """The weight of a model. found: NDCG@10 + Recall@20 by weight, mean over the kinds of questions; chosen: serves.
+    """The weight of a model.
 
-    not_tried: why `found` is empty
+    qualities: weight -> NDCG@10 + Recall@20, mean over the kinds of questions
+    chosen: the weight that is served
+    not_tried: why `qualities` is empty, otherwise ""
     """
 
-    found: dict[float, float] = field(default_factory=dict)
+    qualities: dict[float, float] = field(default_factory=dict)
     chosen: float = 0.0
     not_tried: str = ""
 
@@ -61,15 +63,16 @@ class Choice:
     def of(cls, qualities: dict[float, list[np.ndarray]], user_ids: Sequence[np.ndarray]) -> Choice:
         """Choose the best of the weights that are better than 0 by LEAST_GAIN and beyond chance; 0 without any.
 
-        qualities: by weight, for each kind of questions, the quality of each answer, float64 [N]; user_ids: theirs, by kind
+        qualities: by weight, for each kind of questions, the quality of each answer, float64 [N]
+        user_ids: for each kind, the user of each question, int64 [N]
         """
-        found = {weight: average(kinds) for weight, kinds in qualities.items()}
+        means = {weight: average(kinds) for weight, kinds in qualities.items()}
         better = [weight for weight, kinds in qualities.items() if is_gain(kinds, qualities[0.0], user_ids, LEAST_GAIN)]
-        return cls(found, max(better, key=lambda weight: found[weight], default=0.0))
+        return cls(means, max(better, key=lambda weight: means[weight], default=0.0))
 
     def report(self) -> dict[str, object]:
         """Return the entry of the manifest."""
-        validation = {str(weight): value for weight, value in self.found.items()}
+        validation = {str(weight): value for weight, value in self.qualities.items()}
         return {"weight": self.chosen, "validation": validation} | ({"not_tried": self.not_tried} if self.not_tried else {})
 
 
@@ -86,7 +89,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class NotTried:
-    """Why a source is not tried; "" where it is."""
+    """Reason why a source is not tried; "" if it is."""
 
     sequence: str = ""
     graph: str = ""
@@ -118,7 +121,7 @@ def choose_sources(
 ) -> tuple[Choices, RetrievalSettings, PastRetrievers]:
     """Return the choices, the settings of the served retriever, and the retrievers for training the ranker.
 
-    settings: with the models to try; not_tried: why it has none
+    settings: with the models to try; not_tried: reasons for those that it leaves out
     """
     if settings.filter_seen:
         not_tried = replace(not_tried, repeats=NOT_SERVED)
@@ -149,24 +152,24 @@ def choose_sources(
 
 
 def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say, not_tried: NotTried) -> Choices:
-    """Choose the weight of repeats alone, then that of the sequence model beside them, then that of the graph beside both."""
+    """Choose the weight of repeats first, then that of the sequence model given it, then that of the graph given both."""
     user_ids = [questions.user_ids for questions in kinds]
 
-    def find(sequence: float, graph: float, repeats: float) -> list[np.ndarray]:
+    def measure(sequence: float, graph: float, repeats: float) -> list[np.ndarray]:
         retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph, repeats=repeats))
-        found = [measure_quality(retriever, questions) for questions in kinds]
+        qualities = [measure_quality(retriever, questions) for questions in kinds]
         weights = f"repeats {repeats:g}, sequence model {sequence:g}, graph {graph:g}"
-        say(f"  weights: {weights}: NDCG@10 + Recall@20 {average(found):.4f}")
-        return found
+        say(f"  weights: {weights}: NDCG@10 + Recall@20 {average(qualities):.4f}")
+        return qualities
 
     sequence = Choice(not_tried=not_tried.sequence or "no user has two positive events to learn an order from")
     graph, repeats = Choice(not_tried=not_tried.graph), Choice(not_tried=not_tried.repeats)
     if not not_tried.repeats:
-        repeats = Choice.of({weight: find(0.0, 0.0, weight) for weight in REPEAT_WEIGHTS}, user_ids)
+        repeats = Choice.of({weight: measure(0.0, 0.0, weight) for weight in REPEAT_WEIGHTS}, user_ids)
     if fitted.retriever.sequence is not None:
-        sequence = Choice.of({weight: find(weight, 0.0, repeats.chosen) for weight in SEQUENCE_WEIGHTS}, user_ids)
+        sequence = Choice.of({weight: measure(weight, 0.0, repeats.chosen) for weight in SEQUENCE_WEIGHTS}, user_ids)
     if fitted.retriever.graph is not None:
-        graph = Choice.of({weight: find(sequence.chosen, weight, repeats.chosen) for weight in GRAPH_WEIGHTS}, user_ids)
+        graph = Choice.of({weight: measure(sequence.chosen, weight, repeats.chosen) for weight in GRAPH_WEIGHTS}, user_ids)
     return Choices(sequence, graph, repeats)
 
 

@@ -37,7 +37,7 @@ class Graph(NamedTuple):
 def fit_graph(positives: sp.csr_matrix, settings: GraphSettings, scale: float, seed: int) -> Graph:
     """Fit to a log, CSR float32 [n_users, n_items] of 1.0.
 
-    scale: the root mean square that the scores of its users for its items shall have
+    scale: root mean square of the scores of all users for all items; the vectors are scaled to it
     """
     item_degrees, user_degrees = (np.maximum(np.asarray(positives.sum(axis=axis)).ravel(), 1.0) for axis in (0, 1))
     scaled = sp.diags(user_degrees**-0.5) @ positives @ sp.diags(item_degrees**-0.5)

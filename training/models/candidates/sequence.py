@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from serving.stages.features.sequence import make_feeds
 from training.features.build import Examples
 
-PER_DAY_BUCKETS, TIME_BUCKETS = 1_440.0, 24  # bucket of a time difference: the base-2 logarithm of its minutes
+MINUTES_PER_DAY = 1_440.0
+TIME_BUCKETS = 24  # the bucket of a time difference is the base-2 logarithm of its minutes, plus 1, rounded down
 HIDDEN = -1e9
 USERS_PER_BLOCK = 256
 
@@ -52,7 +53,8 @@ class Block(nn.Module):
     def forward(self, values: Tensor, queries: Tensor, hidden: Tensor, distance: Tensor, time_bucket: Tensor) -> Tensor:
         """Return float32 [B, Q, S] for the queries, a part of values [B, L, S].
 
-        hidden: bool [B or 1, Q, L] what may not be seen; distance, time_bucket: int64 [Q, L] and [B, Q, L], rows of the biases
+        hidden: bool [B or 1, Q, L], the events that a query must not see
+        distance, time_bucket: int64 [Q, L] and [B, Q, L], columns of by_distance and by_time
         """
         batch, n_queries, width = queries.shape
         query = self._split_heads(self.query(self.norm(queries)))
@@ -106,8 +108,8 @@ class SequenceEncoder(nn.Module):
 
 
 def find_time_bucket(days: Tensor) -> Tensor:
-    """Return int64 rows of `by_time` for time differences."""
-    return torch.log2(days.clamp(min=0.0) * PER_DAY_BUCKETS + 1.0).floor().clamp(max=TIME_BUCKETS - 1).long()
+    """Return int64 columns of `by_time` for time differences."""
+    return torch.log2(days.clamp(min=0.0) * MINUTES_PER_DAY + 1.0).floor().clamp(max=TIME_BUCKETS - 1).long()
 
 
 class SequenceModel(nn.Module):

@@ -46,7 +46,7 @@ def test_a_log_in_which_order_counts_is_served_with_the_sequence_model(cyclic):
     choices, settings, past = choose(cyclic, replace(SETTINGS, filter_seen=False))
     choice = choices.sequence
     assert choice.chosen > 0
-    assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
+    assert choice.qualities[choice.chosen] == max(choice.qualities.values()) > 1.01 * choice.qualities[0.0]
     assert settings.sequence_weight == choice.chosen
     earlier, _ = split_training_log(cyclic.interactions)
     assert past(earlier) is past.retriever
@@ -91,7 +91,7 @@ def test_a_weight_serves_only_where_the_differences_per_question_show_more_than_
     by_chance, better = ({0.0: [without], 3.0: [without + 0.02 + spread * noise]} for spread in (0.3, 0.02))
     for qualities, chosen in ((by_chance, 0.0), (better, 3.0)):
         choice = Choice.of(qualities, [user_ids])
-        assert choice.found[3.0] > 1.01 * choice.found[0.0]
+        assert choice.qualities[3.0] > 1.01 * choice.qualities[0.0]
         assert choice.chosen == chosen
     assert Choice.of(better, [np.zeros(300, np.int64)]).chosen == 0.0  # one user's questions prove nothing of others
     assert Choice.of({weight: [*kinds, without] for weight, kinds in better.items()}, [user_ids] * 2).chosen == 3.0
@@ -106,7 +106,7 @@ def test_a_log_that_its_graph_explains_is_served_with_the_graph(tmp_path):
     log = dataset.interactions.assign(item_id=bought, positive=True)
     choices, settings, past = choose(replace(dataset, interactions=log), replace(SETTINGS, sequence=None))
     choice = choices.graph
-    assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
+    assert choice.qualities[choice.chosen] == max(choice.qualities.values()) > 1.01 * choice.qualities[0.0]
     assert settings.graph_weight == past.retriever.retriever.graph_weight == choice.chosen > 0
     report = choices.report()["graph"]
     assert report["validation"].keys() == {str(weight) for weight in GRAPH_WEIGHTS}
@@ -122,7 +122,7 @@ def test_where_users_take_the_same_items_again_repeats_are_served_if_they_may_be
     again = replace(cyclic, interactions=log)
     choices, settings, past = choose(again, replace(SETTINGS, sequence=None, graph=None, filter_seen=False))
     choice = choices.repeats
-    assert choice.found[choice.chosen] == max(choice.found.values()) > 1.2 * choice.found[0.0]
+    assert choice.qualities[choice.chosen] == max(choice.qualities.values()) > 1.2 * choice.qualities[0.0]
     assert settings.repeat_weight == past.retriever.retriever.repeat_weight == choice.chosen > 0
     choices, settings, _ = choose(again, replace(SETTINGS, sequence=None, graph=None))
     assert settings.repeat_weight == 0
