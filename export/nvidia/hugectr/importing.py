@@ -1,11 +1,12 @@
-"""Import a DLRM that HugeCTR trained as the rank stage's model: weights in this project's order, rows in its tables.
+"""Import a DLRM that HugeCTR trained as the model of the rank stage: weights in this project's order, rows in its tables.
 
 <folder>/<name>.json                      network, as `graph_to_json` writes it
 <folder>/<name>_dense_<iteration>.model   weights
 <folder>/<name>0_sparse_<iteration>.model rows
 <folder>/<name>_inputs.json               the columns that it was trained on (export/nvidia/hugectr/inputs.py)
 
-Our columns that the model was not trained on get zeros as weights or as rows, so the answers are those of the original.
+Exported columns that the model was not trained on get zeros as weights or as rows, so the answers are those of the original.
+Below, `trained` are the inputs of HugeCTR's model, and `exported` those of the rank stage.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from training.models.rankers.dlrm import DLRM, Shape
 PARITY_ROWS, PARITY_LIMIT = 256, 1e-4
 
 
-def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = frozenset()) -> DLRM:
-    """Return a DLRM with the inputs `ours` that answers as the files do. lists: slots that hold several keys per item.
+def import_dlrm(folder: Path, name: str, exported: Inputs, lists: frozenset[str] = frozenset()) -> DLRM:
+    """Return a DLRM with the inputs `exported` that answers as the files do. lists: slots that hold several keys per item
 
     Raises ConfigError for an unservable network or unknown columns, ArtifactError for missing or broken files, ExportError when
     the imported model answers differently.
     """
-    network, theirs = read_foreign(folder / f"{name}.json"), read_inputs(folder / f"{name}_inputs.json")
-    _refuse_other_columns(folder, name, network, theirs, ours, lists)
+    network, trained = read_foreign(folder / f"{name}.json"), read_inputs(folder / f"{name}_inputs.json")
+    _refuse_other_columns(folder, name, network, trained, exported, lists)
     layers = read_dense_file(find_latest(folder, f"{name}_dense_"), network.bottom, network.top)
     rows = read_sparse_folder(find_latest(folder, f"{name}0_sparse_"), network.width)
-    model = _build_model(ours, move_inputs(layers, theirs, ours), make_tables(rows, theirs, ours))
-    _verify(model, layers, rows, theirs, ours)
+    model = _build_model(exported, move_inputs(layers, trained, exported), make_tables(rows, trained, exported))
+    _verify(model, layers, rows, trained, exported)
     return model
 
 
@@ -53,46 +54,52 @@ def find_latest(folder: Path, prefix: str) -> Path:
 
 
 def _refuse_other_columns(
-    folder: Path, name: str, network: ForeignDlrm, theirs: Inputs, ours: Inputs, lists: frozenset[str]
+    folder: Path, name: str, network: ForeignDlrm, trained: Inputs, exported: Inputs, lists: frozenset[str]
 ) -> None:
-    where = folder / f"{name}_inputs.json"
-    stated, found = (len(theirs.numbers), len(theirs.slots)), (network.bottom[0][0], network.slots)
-    if stated != found:
-        raise ConfigError(f"{where} names {stated} numbers and slots, the network has {found}. Expected equal. Correct it.")
-    sizes = {slot.name: slot.rows for slot in ours.slots}
-    slot_names = [slot.name for slot in theirs.slots]
-    if unknown := sorted((set(theirs.numbers) - set(ours.numbers)) | (set(slot_names) - sizes.keys())):
+    path = folder / f"{name}_inputs.json"
+    named, expected = (len(trained.numbers), len(trained.slots)), (network.bottom[0][0], network.slots)
+    if named != expected:
         raise ConfigError(
-            f"{where} names {', '.join(unknown)}, which the data set lacks. Its numbers are {', '.join(ours.numbers)}; "
+            f"{path} names {named[0]} numbers and {named[1]} slots, the network has {expected[0]} and {expected[1]}. "
+            "Expected equal. Correct the file."
+        )
+    sizes = {slot.name: slot.rows for slot in exported.slots}
+    slot_names = [slot.name for slot in trained.slots]
+    if unknown := sorted((set(trained.numbers) - set(exported.numbers)) | (set(slot_names) - sizes.keys())):
+        raise ConfigError(
+            f"{path} names {', '.join(unknown)}, which the data set lacks. Its numbers are {', '.join(exported.numbers)}; "
             f"its slots {', '.join(sizes)}. Import the model with the data set it was trained on."
         )
-    if len({*theirs.numbers, *slot_names}) != len(theirs.numbers) + len(slot_names):
-        raise ConfigError(f"{where} names a column twice. Expected each once. Correct it.")
-    for slot in theirs.slots:
+    if len({*trained.numbers, *slot_names}) != len(trained.numbers) + len(slot_names):
+        raise ConfigError(f"{path} names a column twice. Expected each once. Correct the file.")
+    for slot in trained.slots:
         if slot.rows != sizes[slot.name]:
             raise ConfigError(
-                f"{where}: slot {slot.name} has {slot.rows} rows, the data set's encoding {sizes[slot.name]}. Expected equal: "
+                f"{path}: slot {slot.name} has {slot.rows} rows, the data set's encoding {sizes[slot.name]}. Expected equal: "
                 "rows would mean other values. Train on the same log and settings as the export."
             )
         if slot.name in lists and network.combiner != "mean":
             raise ConfigError(
-                f"{where}: slot {slot.name} holds lists, and the combiner is {network.combiner}. Expected mean. Train with it."
+                f"{path}: slot {slot.name} holds lists, and the combiner is {network.combiner}. Expected mean. Train with it."
             )
 
 
-def move_inputs(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
-    """Return the same function of our inputs: rows of the first layers move to the places of our numbers and pairs of slots."""
+def move_inputs(layers: DlrmLayers, trained: Inputs, exported: Inputs) -> DlrmLayers:
+    """Return the same function of the exported inputs: rows of the first layers move to their numbers and pairs of slots."""
     first = layers.bottom[0]
-    weight = np.zeros((len(ours.numbers), first.weight.shape[1]), np.float32)
-    weight[[ours.numbers.index(name) for name in theirs.numbers]] = first.weight
-    names = [slot.name for slot in ours.slots]
-    places = [names.index(slot.name) for slot in theirs.slots]
+    weight = np.zeros((len(exported.numbers), first.weight.shape[1]), np.float32)
+    weight[[exported.numbers.index(name) for name in trained.numbers]] = first.weight
+    names = [slot.name for slot in exported.slots]
+    places = [names.index(slot.name) for slot in trained.slots]
     interacted = Layer(_place_pairs(layers.top[0].weight, layers.width, places, len(names)), layers.top[0].bias)
     return DlrmLayers((Layer(weight, first.bias), *layers.bottom[1:]), (interacted, *layers.top[1:]))
 
 
 def _place_pairs(weight: np.ndarray, width: int, places: list[int], slots: int) -> np.ndarray:
-    """Return a weight over our slots from one over their slots, both [D + pairs + 1, out]. places: their slot -> ours."""
+    """Return a weight over the exported slots from one over the trained slots, both [D + pairs + 1, out].
+
+    places: trained slot -> exported slot
+    """
     rows = np.array([0, *(1 + place for place in places)])
     later, earlier = np.tril_indices(len(rows), -1)
     column = np.zeros((slots + 1, slots + 1), np.int64)
@@ -104,11 +111,11 @@ def _place_pairs(weight: np.ndarray, width: int, places: list[int], slots: int) 
     return result
 
 
-def make_tables(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np.ndarray]:
-    """Return slot -> float32 [rows, D] in our order; zeros for padding and for keys and slots that were not trained."""
-    width, known = rows.vectors.shape[1], {slot.name: slot for slot in theirs.slots}
+def make_tables(rows: SparseTable, trained: Inputs, exported: Inputs) -> dict[str, np.ndarray]:
+    """Return exported slot -> float32 [rows, D]; zeros for padding and for keys and slots that were not trained."""
+    width, known = rows.vectors.shape[1], {slot.name: slot for slot in trained.slots}
     tables = {}
-    for slot in ours.slots:
+    for slot in exported.slots:
         table = np.zeros((slot.rows, width), np.float32)
         if slot.name in known:
             wanted = known[slot.name].first_key + np.arange(slot.rows)
@@ -119,11 +126,11 @@ def make_tables(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np
 
 
 @torch.no_grad()
-def _build_model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> DLRM:
-    n_user_numbers = sum(name.startswith("user.") for name in ours.numbers)
+def _build_model(exported: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> DLRM:
+    n_user_numbers = sum(name.startswith("user.") for name in exported.numbers)
     hidden = [tuple(layer.shape[1] for layer in stack[:-1]) for stack in (layers.bottom, layers.top)]
-    sizes = (n_user_numbers, len(ours.numbers) - n_user_numbers, layers.width)
-    model = DLRM(Shape(ours.user_slots, ours.item_slots, *sizes, bottom=hidden[0], top=hidden[1]))
+    sizes = (n_user_numbers, len(exported.numbers) - n_user_numbers, layers.width)
+    model = DLRM(Shape(exported.user_slots, exported.item_slots, *sizes, bottom=hidden[0], top=hidden[1]))
     network = model.network
     for linear, layer in zip((*network.bottom, *network.top), (*layers.bottom, *layers.top), strict=True):
         linear.weight.copy_(torch.from_numpy(layer.weight.T.copy()))
@@ -134,16 +141,16 @@ def _build_model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]
 
 
 @torch.no_grad()
-def _verify(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, ours: Inputs) -> None:
+def _verify(model: DLRM, layers: DlrmLayers, rows: SparseTable, trained: Inputs, exported: Inputs) -> None:
     """Raise ExportError unless the model answers random inputs as the files do."""
     rng = np.random.default_rng(0)
-    numbers = rng.normal(size=(PARITY_ROWS, len(ours.numbers))).astype(np.float32)
-    chosen = {slot.name: rng.integers(PAD_ROW + 1, slot.rows, PARITY_ROWS) for slot in ours.slots}
-    keys = np.stack([slot.first_key + chosen[slot.name] for slot in theirs.slots], axis=1)
-    dense = numbers[:, [ours.numbers.index(name) for name in theirs.numbers]]
+    numbers = rng.normal(size=(PARITY_ROWS, len(exported.numbers))).astype(np.float32)
+    chosen = {slot.name: rng.integers(PAD_ROW + 1, slot.rows, PARITY_ROWS) for slot in exported.slots}
+    keys = np.stack([slot.first_key + chosen[slot.name] for slot in trained.slots], axis=1)
+    dense = numbers[:, [exported.numbers.index(name) for name in trained.numbers]]
     expected = compute_logits(layers, dense, find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
-    got = _compute_logits(model, numbers, [chosen[slot.name] for slot in ours.slots])
-    difference = float(np.abs(got - expected).max() / (1 + np.abs(expected).max()))
+    logits = _compute_logits(model, numbers, [chosen[slot.name] for slot in exported.slots])
+    difference = float(np.abs(logits - expected).max() / (1 + np.abs(expected).max()))
     if not difference <= PARITY_LIMIT:
         raise ExportError(f"The imported model differs from its files by {difference:.1e}. Report this as a bug.")
 
