@@ -71,14 +71,16 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Gains]:
 
 
 def make_figures(gains: Mapping[str, Mapping[str, Gains]]) -> list[Figure]:
-    """Return the figures. gains: of each set, what `measure` returned"""
+    """Return the figures. gains: set -> result of `measure`"""
     figures = []
-    for name, own in gains.items():
-        figures += [Figure(name=f"{name}: {how} NDCG@10", values=[float(found.values.mean())]) for how, found in own.items()]
-        for how, found in own.items():
-            if name != DEFAULT and gains[DEFAULT][how].values.any():
-                ratio = list(resample_ratio(found, gains[DEFAULT][how]))
-                figures.append(Figure(name=f"{name}: {how} NDCG@10 over that of the default", values=ratio, unit="x"))
+    for name, by_mode in gains.items():
+        figures += [
+            Figure(name=f"{name}: {mode} NDCG@10", values=[float(gain.values.mean())]) for mode, gain in by_mode.items()
+        ]
+        for mode, gain in by_mode.items():
+            if name != DEFAULT and gains[DEFAULT][mode].values.any():
+                ratio = list(resample_ratio(gain, gains[DEFAULT][mode]))
+                figures.append(Figure(name=f"{name}: {mode} NDCG@10 over that of the default", values=ratio, unit="x"))
     return figures
 
 

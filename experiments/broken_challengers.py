@@ -83,14 +83,14 @@ class Storefront:
         Return the experiment as it was ended, None where it was not, and the answers of the challenger.
         """
         running = begin_experiment([self.served.state], self.served.repo, experiment)
-        judging, visited, ended, answers = Guard(self.served.repo), 0, None, 0
+        guard, visited, ended, answers = Guard(self.served.repo), 0, None, 0
         with begin_fault(self.served.repo, experiment.challenger):
             while ended is None and answers < most:
                 count = int(LOOK_EVERY / running.share)
                 self.visit(count, rng)
                 visited += count
                 answers = wait_for_answers(self.served, running, visited)
-                ended = judging.look()
+                ended = guard.look()
         if ended is None:
             end_experiment(self.served.repo, "tried long enough")
         unload_challenger(self.served.grpc_url, self.served.repo)
@@ -98,22 +98,22 @@ class Storefront:
 
 
 def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
-    """Return how many answers the challenger gave, once all `count` answers of an experiment are logged."""
+    """Return how many answers the challenger gave, once all `count` answers of an experiment are logged, or after FLUSHED_S."""
     deadline_s = time.monotonic() + FLUSHED_S
     while True:
         logged = read_exposures(find_experiment_folder(served.repo), experiment.started_ms)
-        own = logged.filter(pc.equal(logged["experiment"], experiment.name))
-        if len(own) >= count or time.monotonic() > deadline_s:
-            return int(pc.sum(pc.equal(own["arm"], CHALLENGER_ARM)).as_py() or 0)
+        answers = logged.filter(pc.equal(logged["experiment"], experiment.name))
+        if len(answers) >= count or time.monotonic() > deadline_s:
+            return int(pc.sum(pc.equal(answers["arm"], CHALLENGER_ARM)).as_py() or 0)
         time.sleep(0.5)
 
 
 def try_broken(
     front: Storefront, dataset: Dataset, scratch: Path, count: int, planned: int, rng: np.random.Generator
 ) -> list[Figure]:
-    """Meet `count` broken challengers, each fault about as often as the others.
+    """Try `count` broken challengers, each fault about as often as the others.
 
-    Each is published just before it is tried, because a repository keeps few generations.
+    Each is published just before its trial, because a repository keeps few generations.
     planned: answers that a challenger gives if nobody stops it
     """
     outcomes: dict[str, list[Outcome]] = {}
@@ -130,9 +130,9 @@ def try_broken(
 
 
 def make_figures(outcomes: dict[str, list[Outcome]], planned: int) -> list[Figure]:
-    """Return the figures of broken challengers. outcomes: of each challenger, by its fault; planned: as in `try_broken`"""
-    every = [outcome for tried in outcomes.values() for outcome in tried]
-    shares = [answers / planned if ended and ended.state == "rolled back" else 1.0 for ended, answers in every]
+    """Return the figures of broken challengers. outcomes: fault -> outcome of each challenger; planned: as in `try_broken`"""
+    all_outcomes = [outcome for tried in outcomes.values() for outcome in tried]
+    shares = [answers / planned if ended and ended.state == "rolled back" else 1.0 for ended, answers in all_outcomes]
     return [
         *(
             Figure(name=f"{name}: answers until rolled back", values=[answers for _, answers in tried])
@@ -141,13 +141,15 @@ def make_figures(outcomes: dict[str, list[Outcome]], planned: int) -> list[Figur
         Figure(name="kinds of faults of broken challengers", values=[len(outcomes)]),
         Figure(name="broken challengers: share of their answers until rolled back", values=[max(shares)], at_most=MOST_SEEN),
         Figure(
-            name="broken challengers that were rolled back", values=[sum(share < 1 for share in shares)], at_least=len(every)
+            name="broken challengers that were rolled back",
+            values=[sum(share < 1 for share in shares)],
+            at_least=len(all_outcomes),
         ),
     ]
 
 
 def try_harmless(front: Storefront, same: int, planned: int, rng: np.random.Generator) -> list[Figure]:
-    """Meet a challenger that has the champion's own models. same: a generation; planned: as in `try_broken`"""
+    """Try a challenger with the models of the champion. same: its generation; planned: as in `try_broken`"""
     ended, answers = front.try_out(Experiment("harmless", 0, same, SHARE, promotes=True), int(2 * MOST_SEEN * planned), rng)
     say(f"a harmless challenger {describe(ended)} after {answers} answers")
     return [
@@ -209,7 +211,7 @@ def measure(n_users: int, n_items: int, days: int, challengers: int) -> list[Fig
 def main(
     users: Annotated[int, typer.Option(min=100)] = 1_500,
     items: Annotated[int, typer.Option(min=100)] = 1_000,
-    days: Annotated[int, typer.Option(min=1, help="that a challenger would answer if nobody stopped it")] = 30,
+    days: Annotated[int, typer.Option(min=1, help="days that a challenger would serve if nobody stopped it")] = 30,
     challengers: Annotated[int, typer.Option(min=1)] = 20,
     results: ResultsFolder = RESULTS,
 ) -> None:

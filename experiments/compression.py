@@ -3,7 +3,7 @@
     python -m experiments.compression --data online-retail
 
 Trains the DLRM on the training part of a data set, derives every smaller network from it, and lets all of them rank the same
-candidates of the test users. One student more learns from the ensemble of the DLRM and two further teachers, and is compared
+candidates of the test users. A further student learns from the ensemble of the DLRM and two more teachers, and is compared
 with it. The quality of a student differs by a hundredth from seed to seed, so the networks of several seeds are measured. Every
 network runs as it is served: its file on ONNX Runtime, with one thread, in chunks as large as those of the rank stage.
 Latencies are medians of many rounds in turns: only their ratios count. The bounds apply to the default.
@@ -135,7 +135,7 @@ def say_nothing(_: str) -> None:
 def make_variants(
     work: Workload, say: Say, folder: Path, dlrm: RankerSettings = DLRM, student: RankerSettings = STUDENT, seed: int = SEED
 ) -> tuple[list[Variant], Teachers]:
-    """Train every network, the DLRM first, because the others are compared with it; and the ensemble."""
+    """Train the ensemble and every network, the DLRM first, because the others are compared with it."""
     say(f"{TEACHER}: the DLRM")
     known = (work.teaching, work.validation, work.tables)
     teacher = train_ranker(*known, dlrm, seed, say_nothing, without_events=work.without_events)

@@ -163,7 +163,7 @@ def depend_on(repo: Path, brokers: str, nodes: str = "") -> None:
 
 @contextmanager
 def keep_paused(pid: int) -> Iterator[None]:
-    """Pause a process, and let it go on at the end, unless somebody ended it meanwhile."""
+    """Pause a process, and continue it at the end, unless somebody killed it meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

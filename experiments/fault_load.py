@@ -1,5 +1,6 @@
-"""Ask a gateway for recommendations, post events to it and read `/readyz`, without pause, and keep what came back and when.
+"""Call a gateway again and again: ask for recommendations, post events, read `/readyz`. Record each answer with its time.
 
+Each kind of call has one caller, who waits for an answer before the next call: while answers are slow, there are few of them.
 Events are of users and an item that nobody asks about, at one moment of event time, so that they change no answer: an answer
 of the server that differs from the first one of its user is wrong.
 """
@@ -25,8 +26,8 @@ from serving.contract.errors import ServerError
 FULL, POPULAR, WRONG, ACCEPTED = "answered in full", "popular items", "wrong", "accepted"
 NO_CONNECTION, NO_ANSWER = "no connection", "no answer"
 ASK_EVERY_S, POST_EVERY_S, PROBE_EVERY_S = 0.01, 0.02, 0.02
-PATIENCE_S = 10.0  # of callers
-STREAK = 30  # answers in full, one after the other, that count as recovered
+PATIENCE_S = 10.0  # timeout of a call
+STREAK = 30  # this many consecutive answers in full count as recovered
 ITEM, FIRST_USER = 999_999_999, 1_000_000_000
 POLL_S = 0.02
 PARTITIONS = 4  # of the mock's topics
@@ -34,7 +35,7 @@ SEEN_S = 2.0  # until every stage has seen an event
 
 
 class Seen(NamedTuple):
-    """One answer. at_s, end_s: monotonic, when it was asked for and when it came"""
+    """One answer. at_s, end_s: monotonic times of the request and of its answer"""
 
     at_s: float
     end_s: float
@@ -42,7 +43,7 @@ class Seen(NamedTuple):
 
 
 class Load:
-    """Three kinds of callers of one gateway, each in a thread, from `with` on."""
+    """Three callers of one gateway, one for each kind of call, each in a thread that starts with the context."""
 
     def __init__(self, port: int, users: list[int]) -> None:
         self._address, self._users = f"http://127.0.0.1:{port}", users
@@ -180,5 +181,5 @@ def compare_with_log(acknowledged: set[str], messages: set[str], logged: Counter
 
 
 def select(seen: Iterable[Seen], begun_s: float, ended_s: float) -> list[Seen]:
-    """Return the answers that were asked for in a while, or that came in it."""
-    return [one for one in list(seen) if one.end_s >= begun_s and one.at_s <= ended_s]
+    """Return the answers whose call overlaps a period."""
+    return [answer for answer in list(seen) if answer.end_s >= begun_s and answer.at_s <= ended_s]

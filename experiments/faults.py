@@ -1,4 +1,4 @@
-"""Faults of a served repository by name: each one causes it, and mends it where nobody else does."""
+"""Faults of a served repository, by name. Each is a context that causes the fault, and ends it if nothing else repairs it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CGROUP = Path("/sys/fs/cgroup")
 CPU_GROUPS = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP  # of version 1 or 2
 THROTTLED = "a tenth of a core"
 PERIOD_US = 100_000
-SHARE = 0.1  # of one core, that is left of the processor
+SHARE = 0.1  # of one core that remains
 MAPPED = ("retrieve", "item_vectors.npy")  # a file that a stage maps and reads for every answer
 READ_BY_GATEWAY = ("preprocess", "store/user_ids.npy")
 HALF_GENERATION = 99
@@ -76,14 +76,15 @@ def read_command(process: psutil.Process) -> list[str]:
 
 @dataclass(frozen=True)
 class Fault:
-    """cause: causes the fault, and at its end mends it where nobody else does
+    """A fault and its expected effects.
 
-    revived: what must be started again by itself, the server, the gateway or the supervisor; "": the fault is mended after
-        `lasts_s`
-    fails_readiness: whether `/readyz` must fail; None if both are right
-    delays_messages: whether messages of Kafka wait until it is over
-    refuses_events: whether it is mended only after an event was refused: LMDB first uses up the free pages of its file
-    is_shown: whether the metrics pages must show it; not if callers notice nothing, and nobody must mend it
+    cause: context that causes the fault, and ends it if nothing else repairs it
+    revived: what must be started again automatically: the server, the gateway or the supervisor; "": nothing, and the fault
+        ends after `lasts_s`
+    fails_readiness: whether `/readyz` must fail; None if it may
+    delays_messages: whether messages of Kafka arrive only after the fault
+    refuses_events: whether the fault ends only after an event was refused: LMDB first uses up the free pages of its file
+    is_shown: whether the metrics pages must show it; False if callers notice nothing and nobody has to repair anything
     """
 
     cause: Callable[[Site], AbstractContextManager[None]]
@@ -150,7 +151,7 @@ def keep_down(backend: RedisNode | Broker) -> Iterator[None]:
 
 @contextmanager
 def fill_disk(tag: str, live_folder: Path) -> Iterator[None]:
-    """Let the live store's file grow no further: a limit of all processes that write to it stands for a full disk."""
+    """Keep the live store's file from growing, by a limit on all processes that write to it, in place of a full disk."""
     limit_files(tag, (live_folder / DATA_FILE).stat().st_size)
     try:
         yield
@@ -159,7 +160,7 @@ def fill_disk(tag: str, live_folder: Path) -> Iterator[None]:
 
 
 def limit_files(tag: str, size: int) -> None:
-    """Let no file of a server's processes grow beyond `size`. They are found anew: some end meanwhile."""
+    """Limit the files of a server's processes to `size` bytes. The processes are listed anew, because some end meanwhile."""
     for process in find_server_members(tag) + live_helpers.find_helpers(tag):
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))
@@ -167,7 +168,7 @@ def limit_files(tag: str, size: int) -> None:
 
 @contextmanager
 def change_for_now(path: Path, change: Callable[[Path], None]) -> Iterator[None]:
-    """Change a published file, and put it back as it was."""
+    """Change a published file, and restore it at the end."""
     content, mode = path.read_bytes(), path.stat().st_mode
     path.chmod(0o644)
     change(path)
@@ -180,7 +181,7 @@ def change_for_now(path: Path, change: Callable[[Path], None]) -> Iterator[None]
 
 
 def overwrite(path: Path) -> None:
-    """Swap the halves of a file's data, in place: other vectors, each of them plausible."""
+    """Swap the halves of a file's array in place: each vector stays plausible, but belongs to another item."""
     array = np.load(path, mmap_mode="r+")
     array[:] = np.roll(array, len(array) // 2, axis=0)
     array.flush()
@@ -215,7 +216,7 @@ def damage_and_kill(site: Site) -> Iterator[None]:
 
 @contextmanager
 def leave_half_a_generation(site: Site) -> Iterator[None]:
-    """Leave what a killed publication leaves, and restart the server."""
+    """Leave the files that a killed publication would leave, and kill the server, so that it is restarted with them."""
     repo = site.served.repo
     halves = [repo / model / str(HALF_GENERATION) for model in STAGES[:2]]
     for half in halves:
@@ -270,7 +271,7 @@ def throttle(tag: str) -> Iterator[None]:
 
 
 STAYS: dict[str, Any] = {"revived": "", "lasts_s": 4.0, "fails_readiness": False}
-BROKER_STAYS = STAYS | {"lasts_s": 8.0}  # a consumer says after three to four seconds that no broker answers
+BROKER_STAYS = STAYS | {"lasts_s": 8.0}  # a consumer reports after three to four seconds that no broker answers
 FAULTS: dict[str, Fault] = {
     **{f"{model} killed": Fault(partial(kill_stub, model)) for model in STAGES},
     **{f"{model} paused": Fault(partial(pause_stub, model)) for model in STAGES},

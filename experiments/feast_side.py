@@ -2,8 +2,8 @@
 
     python feast_side.py ADDRESS PROJECT FOLDER
 
-FOLDER/asked.json: what our side wrote, and what Feast shall write. FOLDER/answered.json: what Feast read, and its own bytes.
-It imports nothing of this project.
+FOLDER/asked.json: entities for Feast to read, and rows for it to write. FOLDER/answered.json: what it read, and bytes that it
+encoded. This file imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ TYPES = {
     "float_list": Array(Float32),
     "string_list": Array(String),
 }
-NO_DAYS = {"ttl": None}
 
 
 def open_store(address: str, project: str, folder: Path) -> FeatureStore:
@@ -62,14 +61,14 @@ def define(store: FeatureStore, views: dict, folder: Path) -> None:
                     schema=[Field(name=view["join_key"], dtype=Int64), *schema],
                     source=source,
                     online=True,
-                    **NO_DAYS,
+                    ttl=None,  # rows never expire
                 ),
             ]
         )
 
 
 def read(store: FeatureStore, name: str, view: dict, ids: list[int]) -> list[dict]:
-    """Return what Feast's own call gives for entities, by feature."""
+    """Return feature -> value of each entity, read by Feast's own call."""
     features = [f"{name}:{feature}" for feature in view["features"]]
     rows = [{view["join_key"]: entity_id} for entity_id in ids]
     columns = store.get_online_features(features=features, entity_rows=rows).to_dict()
@@ -90,9 +89,9 @@ def make_vectors(project: str, views: dict, samples: dict) -> dict:
     for kind, sample in samples.items():
         value = Value()
         if kind.endswith("_list"):
-            of_list = getattr(value, f"{kind}_val")
-            of_list.SetInParent()
-            of_list.val.extend(sample)
+            list_value = getattr(value, f"{kind}_val")
+            list_value.SetInParent()
+            list_value.val.extend(sample)
         else:
             setattr(value, f"{kind}_val", sample)
         values[kind] = value.SerializeToString().hex()

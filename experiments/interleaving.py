@@ -23,7 +23,7 @@ from perf.command import run
 LENGTH = 10
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the users who are shown the worse ranking
 BLUR, WORSE_BLUR = 0.08, 0.2  # standard deviations of the noise that is added to the chances by which items are ranked
-MUCH_ALIKE = 0.95  # from so many items in both lists on, interleaving must need LEAST_SAVED times fewer requests
+MUCH_ALIKE = 0.95  # where both lists share so many of their items, interleaving must need LEAST_SAVED times fewer requests
 
 
 def draw_lists(world: World, blur: float, rng: np.random.Generator) -> np.ndarray:
@@ -37,8 +37,8 @@ def measure(
     good, worse, figures = draw_lists(world, BLUR, rng), draw_lists(world, WORSE_BLUR, rng), []
     for share in shares:
         say(f"{share:.0%} of the users are shown the worse ranking")
-        near = np.where((rng.random(len(good)) < share)[:, None], worse, good)
-        alike, _, by_ab, by_both, requests = run_trials(world, near, good, trials, rng)
+        partly_worse = np.where((rng.random(len(good)) < share)[:, None], worse, good)
+        alike, _, by_ab, by_both, requests = run_trials(world, partly_worse, good, trials, rng)
         found = sum(sign == 1 for _, sign in by_ab + by_both)
         bound = {"at_least": LEAST_SAVED} if alike >= MUCH_ALIKE else {}
         name = f"{share:.0%} of the users"

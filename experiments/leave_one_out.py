@@ -5,8 +5,8 @@
     each user's events:  e1 e2 … │ validation │ test
                          models learn from e1 e2 … alone; settings are chosen on the validation items
 
-At the end every user's test item is predicted, with everything before it as history. All items are ranked but those that the
-user has seen. Every event counts as a positive, whatever its rating. Compared are:
+At the end every user's test item is predicted, with everything before it as history. All items are ranked except those that the
+user has seen. Every event counts as a positive, whatever its rating. This compares:
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
     SASRec       a plain transformer with sampled softmax (training/models/candidates/sequence.py without knowledge of
@@ -108,7 +108,7 @@ class Quality:
         return cls(float(recall), float(ndcg), coverage(positions, n_items))
 
 
-Qualities = dict[str, list[Quality]]  # by what answered
+Qualities = dict[str, list[Quality]]  # by the name of what answered: SERVED, SASREC or a baseline
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,9 @@ def ask_model(
     answers = []
     for block in split_blocks(rows, 512):
         back = block[:, None] - 1 - np.arange(model.encoder.shape.length)
-        own = (back >= 0) & (users[np.maximum(back, 0)] == users[block][:, None])
-        history = np.where(own, items[np.maximum(back, 0)], n_items)
-        ages = np.where(own, (times_s[block][:, None] - times_s[np.maximum(back, 0)]) / DAY_S, 0.0).astype(np.float32)
+        is_own = (back >= 0) & (users[np.maximum(back, 0)] == users[block][:, None])
+        history = np.where(is_own, items[np.maximum(back, 0)], n_items)
+        ages = np.where(is_own, (times_s[block][:, None] - times_s[np.maximum(back, 0)]) / DAY_S, 0.0).astype(np.float32)
         nothing = np.zeros((len(block), 0))
         scores = model.compute_user_vectors(Examples(nothing, nothing, history, ages)) @ model.item_vectors.T
         answers.append(rank_top_k(scores, find_earlier_items(users, items, block, n_items), LIST_LENGTH))
