@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -207,10 +207,10 @@ def damage(artifact: tuple[str, str], change: Callable[[Path], None], site: Site
 def damage_and_kill(site: Site) -> Iterator[None]:
     """Damage a file and kill the server before the supervisor looks: the restart finds the damage."""
     supervisor, path = site.supervisor, site.find_artifact(*MAPPED)
-    supervisor.suspend()
-    with change_for_now(path, replace_overwritten):
-        os.kill(site.served.state.pid, signal.SIGKILL)
-        supervisor.resume()
+    with ExitStack() as damaged:
+        with keep_paused(supervisor.pid):
+            damaged.enter_context(change_for_now(path, replace_overwritten))
+            os.kill(site.served.state.pid, signal.SIGKILL)
         yield
 
 
@@ -234,12 +234,12 @@ def leave_half_a_generation(site: Site) -> Iterator[None]:
 def take_port(site: Site) -> Iterator[None]:
     """Kill the server, and listen at its port before the supervisor starts it again."""
     supervisor, state = site.supervisor, site.served.state
-    supervisor.suspend()
-    os.kill(state.pid, signal.SIGKILL)
-    while not is_free(state.ports.grpc):  # until the killed server is gone
-        time.sleep(POLL_S)
-    with socket.create_server(("127.0.0.1", state.ports.grpc)):
-        supervisor.resume()
+    with keep_paused(supervisor.pid):
+        os.kill(state.pid, signal.SIGKILL)
+        while not is_free(state.ports.grpc):  # until the killed server is gone
+            time.sleep(POLL_S)
+        taken = socket.create_server(("127.0.0.1", state.ports.grpc))
+    with taken:
         yield
 
 
@@ -266,7 +266,8 @@ def throttle(tag: str) -> Iterator[None]:
         yield
     finally:
         for pid in (group / "cgroup.procs").read_text().split():
-            (CPU_GROUPS / "cgroup.procs").write_text(pid)
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                (CPU_GROUPS / "cgroup.procs").write_text(pid)
         group.rmdir()
 
 
