@@ -14,7 +14,7 @@ import uvloop
 import gateway.quiet_grpc  # noqa: F401  before anything imports grpc
 from gateway.app import create_app
 from gateway.edge.protocol import make_http_server, open_socket
-from gateway.edge.tokens import new_token, read_tokens
+from gateway.edge.tokens import add_token, read_tokens
 from gateway.edge.tracing import start_tracing
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import run_program
@@ -74,7 +74,7 @@ def token(
     file: Annotated[Path, typer.Option(help="file of all tokens; it keeps only their hashes")] = Path("tokens.txt"),
 ) -> None:
     """Make a bearer token and print it. It cannot be shown again."""
-    typer.echo(new_token(file, name))
+    typer.echo(add_token(file, name))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ log = logging.getLogger("gateway")
 class FollowedRules:
     """The rules of one generation, followed as its re-ranker follows them.
 
-    If new ones cannot be read, this is logged once, and the last ones hold.
+    If new rules cannot be read, the fault is logged once, and the present rules stay.
     """
 
     def __init__(self, live_folder: Path, published: Published) -> None:
@@ -42,7 +42,7 @@ class FollowedRules:
                 self._use(rules)
             self._fault = ""
         except ArtifactError as error:
-            if self._fault != str(error):  # popular items answer when there is no time for a line each
+            if self._fault != str(error):  # one log line per fault: a line per request would be too much under overload
                 self._fault = str(error)
                 log.warning("items that were blocked since may be shown: %s", error)
 

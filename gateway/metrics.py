@@ -11,16 +11,16 @@ from repository.rounds import EndedRound, RunningRound
 from serving.live.experiment import Experiment
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
-CALIBRATION = (  # fields of trials/calibration.py, names and descriptions
-    ("error", "error", "How far clicks of the last window are from those that scores promise, as a share of these"),
+CALIBRATION = (  # (field of trials/calibration.py, end of the metric's name, description)
+    ("error", "error", "Difference between the clicks of the last window and those that scores promise, as a share of these"),
     ("bound", "error_bound", "Calibration error above which chance does not explain the difference"),
-    ("expected_rate", "expected_click_rate", "Clicks of a shown item that scores promise"),
-    ("observed_rate", "observed_click_rate", "Clicks of a shown item in the last window"),
+    ("expected_rate", "expected_click_rate", "Clicks per shown item that scores promise"),
+    ("observed_rate", "observed_click_rate", "Clicks per shown item in the last window"),
 )
 
 
 class Metrics:
-    """One registry per gateway, so that tests may make several."""
+    """The metrics of one gateway, in a registry of their own, so that tests may make several gateways."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -36,7 +36,7 @@ class Metrics:
         )
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=registry)
         self.limit = Gauge("gateway_recommendations_limit", "Adaptive limit of recommendations in flight", registry=registry)
-        self.calls = Counter("gateway_calls", "Calls for recommendations, each with one or more of them", registry=registry)
+        self.calls = Counter("gateway_calls", "Calls to a server, each for one or more recommendations", registry=registry)
         self.shed = Counter("gateway_shed", "Recommendations shed because of the limit", ["priority"], registry=registry)
         self._calibration = {
             field: Gauge(f"gateway_calibration_{name}", text, ["generation"], registry=registry)
@@ -50,7 +50,7 @@ class Metrics:
         )
         self._round = Gauge(
             "gateway_training_round_timestamp_seconds",
-            "When the last round of continuous training ended; with outcome running: when the one that runs began",
+            "When the last round of continuous training ended; with the outcome running: when the present round began",
             ["outcome"],
             registry=registry,
         )
@@ -71,7 +71,10 @@ class Metrics:
         durations.observe(seconds)
 
     def show_calibration(self, measured: Mapping[str, Any]) -> None:
-        """Show the latest calibration, as `python -m trials calibration` prints it; nothing of a window that has none."""
+        """Show the latest calibration. A gauge whose field is missing shows nothing.
+
+        measured: the JSON object that `python -m trials calibration` prints
+        """
         for field, gauge in self._calibration.items():
             gauge.clear()
             if field in measured:
@@ -85,7 +88,7 @@ class Metrics:
             self._experiment.labels(*labels).set(latest.changed_ms / 1_000)
 
     def show_rounds(self, ended: EndedRound | None, running: RunningRound | None) -> None:
-        """Show the last round of continuous training and the one that runs; nothing before the first one."""
+        """Show the last round of continuous training that ended, and the running one. None: there is none."""
         self._round.clear()
         if ended is not None:
             self._round.labels(ended.outcome).set(ended.ended_s)
@@ -93,7 +96,7 @@ class Metrics:
             self._round.labels("running").set(running.began_s)
 
     def show_newest(self, newest: tuple[int, float] | None) -> None:
-        """Show the newest generation of the repository and when it was published, unix seconds; nothing without one."""
+        """Show the newest generation of the repository. newest: its number, and when it was published in unix seconds"""
         self._newest.clear()
         if newest is not None:
             self._newest.labels(str(newest[0])).set(newest[1])

@@ -22,8 +22,8 @@ from serving.contract.errors import DependencyError
 log = logging.getLogger("gateway")
 
 PROJECT = Path(__file__).parents[1]
-KEPT_S = 10.0  # for this long a report is reused
-TIMEOUT_S = 120.0  # of one report
+KEPT_S = 10.0  # age up to which a report is reused
+TIMEOUT_S = 120.0  # for one report
 NICENESS = 10
 CALIBRATED_EVERY_S = 600.0
 
@@ -42,13 +42,13 @@ class LogReports:
     async def read_latest(self) -> bytes:
         """Return the report as JSON, at most KEPT_S old.
 
-        Raises DependencyError if the logs cannot be read, or not in time.
+        Raises DependencyError if the logs cannot be read within the timeout.
         """
         async with self._reading:
             if self._now() - self._read_s > KEPT_S:
                 try:
                     self._report = await self._read()
-                except DependencyError as error:  # kept too, so that the callers that wait do not each try again
+                except DependencyError as error:  # kept as well, so that waiting callers do not try again one by one
                     self._report = error
                 self._read_s = self._now()
             if isinstance(self._report, DependencyError):
@@ -68,7 +68,7 @@ class LogReports:
                 f"The logs of answers and events could not be read within {self._timeout_s:g} s. Try again."
             ) from error
         finally:
-            if process.returncode is None:  # it hangs, or the gateway ends
+            if process.returncode is None:  # the process hangs, or the gateway ends
                 process.kill()
                 await process.wait()
         if process.returncode:
@@ -78,7 +78,7 @@ class LogReports:
 
 
 async def watch_calibration(reports: LogReports, metrics: Metrics, every_s: float = CALIBRATED_EVERY_S) -> None:
-    """Show the calibration of scores as metrics, again and again until cancelled; nothing where no window can be judged."""
+    """Show the calibration of scores as metrics every `every_s` seconds, until cancelled. Without a report, they are empty."""
     while True:
         await asyncio.sleep(every_s)
         try:

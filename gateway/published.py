@@ -31,13 +31,13 @@ from triton_recommender import Catalogue
 POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
 TOGETHER, ALIKE = "bought_together", "similar_vectors"
 MOST_SIMILAR = 100  # items of one answer
-MOST_NEAR = 256  # enough for them beside unavailable ones and those bought together
+MOST_NEAR = 256  # enough for MOST_SIMILAR without unavailable items and those bought together
 MOST_REMEMBERED = 10_000  # answers of MOST_NEAR items: 20 MB
 QUALITY = ("ndcg_at_10", "recall_at_20", "validation_requests")  # of a manifest's report on the ranker
 
 
 class SimilarItem(NamedTuple):
-    """An item like another one. score: weight of being bought together, or cosine of the vectors, as `source` says"""
+    """An item like another one. score: weight of being bought together, or cosine of the vectors. source: TOGETHER or ALIKE"""
 
     item_id: int
     score: float
@@ -46,9 +46,10 @@ class SimilarItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """One generation.
+    """What a gateway needs of one generation.
 
-    popular: item ids, best first; popular_by_context: column -> value -> item ids; user_ids: int64 [U] ascending
+    popular: item ids, best first; popular_by_context: column -> value -> item ids
+    user_ids: int64 [U] ascending; item_ids: int64 [n_items] ascending, without the rows kept free for new items
     takes_names: whether `upsert` takes the text of an item's id; times: when the catalogue's rows were last changed
     """
 
@@ -80,7 +81,7 @@ class Published:
                 "Export the repository again (`make export`)."
             ) from error
         catalogue = Catalogue.load(repo, generation)
-        # Copies, because a mapped file that somebody cuts short ends the process that reads it.
+        # Copied, because reading a mapped file that was truncated meanwhile would end the process.
         user_ids, item_ids = np.array(open_array(preprocess / "store", "user_ids")), open_array(retrieve, "item_ids")
         item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
         manifest = read_json(path.parent, MANIFEST_FILE)
@@ -119,7 +120,7 @@ class Published:
         return place < len(self.user_ids) and int(self.user_ids[place]) == user_id
 
     def lacks_name(self, item_id: int) -> bool:
-        """Return whether an item's id is a text that the generation does not know, and that `upsert` takes."""
+        """Return whether the generation has no text for an item's id, and `upsert` takes one."""
         return self.takes_names and self.catalogue.item_name(item_id) is None
 
     def find_position(self, item_id: int) -> int | None:
@@ -159,7 +160,7 @@ class NearItems:
 
     def __init__(self, retrieve_folder: Path) -> None:
         self._folder = retrieve_folder
-        self._lengths: np.ndarray | None = None  # of the vectors; a copy of them would take as much memory as the catalogue
+        self._lengths: np.ndarray | None = None  # kept instead of normalized vectors, which would take as much memory again
         self.find = lru_cache(MOST_REMEMBERED)(self._find)
 
     def _find(self, position: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,11 +11,11 @@ from triton_recommender import AsyncRecommender, Health
 log = logging.getLogger("gateway")
 
 SILENT = "it does not answer; the gateway's log has the reason"
-KEPT_S = 0.8  # with the second after which a paused process is found, readiness fails within two
+KEPT_S = 0.8  # a paused process is found after 1 s, so readiness fails within 2 s
 
 
 class Readiness:
-    """Asks the servers on demand, and keeps what they said for KEPT_S. Belongs to one event loop."""
+    """Asks the servers on demand, and reuses their answers for KEPT_S. Belongs to one event loop."""
 
     def __init__(self, recommender: AsyncRecommender) -> None:
         self._recommender, self._asking = recommender, asyncio.Lock()
@@ -24,7 +24,7 @@ class Readiness:
         self._unready: set[str] = set()  # addresses of servers that are logged as not ready
 
     async def ask_servers(self) -> list[Health]:
-        """Return what each server said to one real request, at most KEPT_S ago.
+        """Return how each server answered one real request, at most KEPT_S ago.
 
         A server that is not ready is logged once, until it is ready again.
         """

@@ -23,7 +23,7 @@ from triton_recommender import RecommenderError as ClientError
 
 log = logging.getLogger("gateway")
 
-REREAD_S = 10.0  # until a generation that could not be read is tried again
+REREAD_S = 10.0  # pause before a generation that could not be read is tried again
 
 
 class Shop:
@@ -35,16 +35,16 @@ class Shop:
         self._moving: asyncio.Task[None] | None = None
         self._learning: asyncio.Task[None] | None = None
         self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
-        self._tried = Catalogue()  # of the latest challenger
+        self._challenger = Catalogue()  # of the latest challenger; empty before the first one
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = open_reader(repo, pinned.info)
         self._asks_redis = bool(pinned.info.live_redis)
         self._use(pinned, LiveItems(self.reader, pinned.times))
 
     async def move_to(self, generation: int, within_s: float) -> None:
-        """Use names and popular items of another generation; keep the present ones where it cannot be read.
+        """Use names and popular items of another generation. Keep the present ones if it cannot be read.
 
-        It goes on in the background where it takes longer than `within_s`; the present names are used meanwhile.
+        Reading that takes longer than `within_s` goes on in the background, and the present names are used meanwhile.
         """
         if generation in (0, self.published.generation) or self._failed_lately(generation):
             return
@@ -53,11 +53,12 @@ class Shop:
         await asyncio.wait((self._moving,), timeout=max(within_s, 0.0))
 
     async def learn_names(self, challenger: int, within_s: float) -> None:
-        """Know the items of a challenger too, of which the generation that answers may lack some.
+        """Read the names of a challenger's items, some of which the generation that answers may lack.
 
-        It goes on in the background where it takes longer than `within_s`; these items have no text id and no title meanwhile.
+        Reading that takes longer than `within_s` goes on in the background. Until it ends, items that only the challenger has
+        are shown without text id and title.
         """
-        if challenger in (self.published.generation, self._tried.generation) or self._failed_lately(challenger):
+        if challenger in (self.published.generation, self._challenger.generation) or self._failed_lately(challenger):
             return
         if self._learning is None or self._learning.done():
             self._learning = asyncio.create_task(self._learn(challenger))
@@ -65,13 +66,13 @@ class Shop:
 
     def forget_names(self, challenger: int) -> None:
         """Forget the items that only a challenger has: they are unknown again."""
-        if challenger == self._tried.generation:
-            self._tried = Catalogue()
+        if challenger == self._challenger.generation:
+            self._challenger = Catalogue()
 
     async def _learn(self, challenger: int) -> None:
         try:
-            self._tried = await asyncio.to_thread(Catalogue.load, self.repo, challenger)
-        except Exception as error:  # of any kind: most items have their names all the same
+            self._challenger = await asyncio.to_thread(Catalogue.load, self.repo, challenger)
+        except Exception as error:  # of any kind: most items have names from the generation that answers
             self._failed_s[challenger] = time.monotonic()
             log.warning(
                 "items that only generation %d has stay without names: %s",
@@ -86,7 +87,7 @@ class Shop:
     async def _load(self, generation: int) -> None:
         try:
             self._use(*await asyncio.to_thread(self._read, generation))
-        except Exception as error:  # of any kind: the answers of this generation need names, if only those of another one
+        except Exception as error:  # of any kind: names of the previous generation are better than no answer
             self._failed_s[generation] = time.monotonic()
             expected = isinstance(error, RecommenderError | ClientError)
             log.warning(
@@ -97,7 +98,10 @@ class Shop:
             )
 
     def _read(self, generation: int) -> tuple[Published, LiveItems]:
-        """Return a generation, and what `upsert` set of items: anew, because since then some of it may have been forgotten."""
+        """Return a generation, and the items that `upsert` changed.
+
+        These are read from the beginning, because some of what was read before may have been forgotten since.
+        """
         published = Published.load(self.repo, generation)
         live_items = LiveItems(self.reader, published.times)
         try:
@@ -122,10 +126,10 @@ class Shop:
         return _require_number("item", self.published.catalogue.item_id(item))
 
     def find_known(self, user_ids: Sequence[int]) -> set[int]:
-        """Return which ids of one visitor have events: in the exported log, or since, on any machine that shares its users.
+        """Return which ids of one visitor have events, in the exported log or in live state that machines may share.
 
-        Where the exported log has one of them, the others are not looked up. Redis is waited for as long as an answer waits for
-        it (redis_state.py).
+        If the exported log knows one of the ids, live state is not read. Waits for Redis no longer than an answer does
+        (redis_state.py).
         """
         known = set(filter(self.published.knows_user, user_ids))
         if known or not user_ids or not self.reader.exists():
@@ -137,14 +141,14 @@ class Shop:
             return set()
 
     async def find_known_async(self, user_ids: Sequence[int]) -> set[int]:
-        """Do the same as `find_known`; other requests go on meanwhile where Redis must be asked."""
+        """Return what `find_known` returns. If Redis must be asked, other requests go on meanwhile."""
         if not self._asks_redis or not user_ids or any(map(self.published.knows_user, user_ids)):
             return self.find_known(user_ids)
         return await asyncio.to_thread(self.find_known, user_ids)
 
     def find_unknown_items(self, item_ids: set[int]) -> set[int]:
-        """Return the items that are in no exported catalogue of those that answer, and were not added since."""
-        unknown = {item_id for item_id in item_ids - self._tried.item_ids if self.published.find_position(item_id) is None}
+        """Return the items that no answering generation has in its catalogue, and that were not added since the export."""
+        unknown = {item_id for item_id in item_ids - self._challenger.item_ids if self.published.find_position(item_id) is None}
         if unknown:
             self.refresh()
         return unknown - self.live_items.ids
@@ -158,11 +162,11 @@ class Shop:
 
     def _find_name(self, item_id: int) -> str | None:
         catalogue = self.published.catalogue
-        return catalogue.item_name(item_id) or self.live_items.names.get(item_id) or self._tried.item_name(item_id)
+        return catalogue.item_name(item_id) or self.live_items.names.get(item_id) or self._challenger.item_name(item_id)
 
     def _find_title(self, item_id: int) -> str | None:
         changed, titles = self.live_items.titles, self.published.catalogue.titles
-        return changed[item_id] if item_id in changed else titles.get(item_id) or self._tried.titles.get(item_id)
+        return changed[item_id] if item_id in changed else titles.get(item_id) or self._challenger.titles.get(item_id)
 
     def describe_user_id(self, written: str) -> int | str:
         """Return a user's id as answers name it. written: the id as the caller wrote it"""
@@ -184,10 +188,11 @@ class Shop:
         return self.live_items.unavailable, self._rules.list_blocked()
 
     def list_pins(self) -> Collection[tuple[int, int]]:
-        """Return the ids that an item pinned by the rules may have on the wire, each with its slot, 0 at the top."""
+        """Return (id, slot) pairs of the items that the rules pin, slot 0 at the top. An item may have several ids."""
         return self._rules.list_pins()
 
     def close(self) -> None:
+        """Close the live store."""
         self.reader.close()
 
     def _use(self, published: Published, live_items: LiveItems) -> None:

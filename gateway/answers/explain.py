@@ -1,4 +1,4 @@
-"""Explain why an item is in a user's list, or why not, by running the pipeline of a generation that answers in this process.
+"""Explain why an item is in a user's list, or why not. The gateway runs the pipeline of the generation that answers for that.
 
 trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the first stage that lost the item, and its reason
 """
@@ -38,7 +38,7 @@ MOST_CONTRIBUTORS = 5
 
 @dataclass(frozen=True)
 class Place:
-    """An item's place after a stage. rank: from 1, None where the stage did not keep it; of: number of items that it kept"""
+    """An item's place after a stage. rank: from 1; None if the stage did not keep the item. of: how many items it kept"""
 
     stage: str
     rank: int | None
@@ -57,20 +57,22 @@ class Explainer:
     """Explains by the pipelines of the generations that answer, which it loads on demand. Threads may share it."""
 
     def __init__(self, shop: Shop, experiments: Experiments) -> None:
-        """experiments: followed by nobody else, because those of the event loop are not for threads"""
+        """experiments: used by nobody else, because the instance of the event loop is not safe for threads"""
         self._shop, self._experiments, self._lock = shop, experiments, threading.Lock()
         self._loaded: dict[int, Loaded] = {}
 
     def explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
         """Return schema.Explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
 
-        It explains the generation that the visitor demands, otherwise that of the visitor's list. Where a list has items of two
-        generations, it explains one that shows the item, if there is one. item: its id as the shop writes it
+        The explanation is about the generation that the visitor demands, otherwise the one that makes the visitor's list. If
+        two generations make the list together, it is about the one that shows the item; if none does, about the last one.
+
+        item: the id as the shop writes it
         """
         query, is_known = self._make_query(visitor)
         item_id = self._shop.parse_item_id(item)
         with self._lock:
-            champion = self._shop.published.generation  # not before: others may have had the lock for seconds
+            champion = self._shop.published.generation  # read under the lock: the wait for it may have taken seconds
             enrolment = enrol(self._experiments.read_current(), visitor.find_counted_id(self._shop), None, champion)
             demanded = visitor.generation
             for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
@@ -87,18 +89,19 @@ class Explainer:
     def find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
         """Return for each item which sources propose it, and which items of the history, as JSON objects (schema.Reasons).
 
-        query: with ids on the wire; generations: for each item the one that it is of
+        query: with ids on the wire; generations: for each item, the generation that recommends it
         Raises InvalidRequest, ArtifactError or RequestError.
         """
         reasons: dict[int, dict[str, Any]] = {}
         with self._lock:
             for generation in set(generations):
-                own = [item_id for item_id, of in zip(item_ids, generations, strict=True) if of == generation]
+                pairs = zip(item_ids, generations, strict=True)
+                recommended = [item_id for item_id, recommending in pairs if recommending == generation]
                 pipeline = self._load_pipeline(generation)
                 inputs = build_inputs(pipeline, replace(query, exclude=(), after=None))
                 trace = inputs | pipeline.trace(inputs)
-                positions = pipeline.stages["retrieve"].items.find_positions(np.array(own, np.int64)).tolist()
-                for item_id, (source, because) in zip(own, find_sources(pipeline, trace, positions), strict=True):
+                positions = pipeline.stages["retrieve"].items.find_positions(np.array(recommended, np.int64)).tolist()
+                for item_id, (source, because) in zip(recommended, find_sources(pipeline, trace, positions), strict=True):
                     reasons[item_id] = {"source": source, "because": self._describe_contributors(because)}
         return [reasons[item_id] for item_id in item_ids]
 
@@ -121,14 +124,16 @@ class Explainer:
         return {"known": is_known, "events": int(state.event_count[0]), "history": history}
 
     def close(self) -> None:
-        for generation in list(self._loaded):
-            self._loaded.pop(generation).pipeline.close()
+        """Close all pipelines, once the thread that runs one is done with it."""
+        with self._lock:
+            for generation in list(self._loaded):
+                self._loaded.pop(generation).pipeline.close()
 
     def _load_pipeline(self, generation: int) -> Pipeline:
-        """Return the pipeline of a generation that answers; load it if it is not loaded, or if its files changed.
+        """Return the pipeline of a generation that answers. Load it if it is not loaded, or if its files changed.
 
-        A process that reads a mapped page beyond the end of its file is ended by the kernel. Raises InvalidRequest for a
-        generation that does not answer.
+        Changed files must not stay mapped: the kernel ends a process that reads a page beyond the end of a truncated file.
+        The caller holds the lock. Raises InvalidRequest for a generation that does not answer.
         """
         champion = self._shop.published.generation
         served = self._experiments.list_served(champion)
@@ -148,7 +153,7 @@ class Explainer:
         return self._loaded[generation].pipeline
 
     def _make_query(self, visitor: Visitor) -> tuple[Query, bool | None]:
-        """Return the query of a visitor, and whether the visitor is known, None for one without an id."""
+        """Return the query of a visitor, and whether the visitor is known (None for a visitor without an id)."""
         known = self._shop.find_known(visitor.list_ids(self._shop))
         query = visitor.make_query(self._shop, known)
         visitor_id = find_visitor_id(query)
@@ -172,7 +177,10 @@ class Explainer:
 
 
 def find_timeline(reader: UserReader, user_id: int, as_of_s: int) -> Timeline:
-    """Return the pauses that a user's history skips: none for one without live events. as_of_s: of the generation"""
+    """Return the timeline of a user's history, with the pauses that it skips; no pauses for a user without live events.
+
+    as_of_s: the clock of the generation, unix seconds
+    """
     nothing = Timeline.of([], 0, 0)
     try:
         if not reader.exists():
@@ -198,14 +206,14 @@ def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:
         max_batch=1,
     )
     signature = Signature.of(description)
-    if len(query.exclude) > signature.exclusions:  # a client leaves the others out of the answer, but explains nothing
+    if len(query.exclude) > signature.exclusions:  # the client removes further ones from an answer, but not from a trace
         raise InvalidRequest(f"exclude has {len(query.exclude)} items; expected at most {signature.exclusions}. Send fewer.")
     return encode([replace(query, user_id=find_visitor_id(query), session=None)], signature)
 
 
 def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[Place], list]:
-    """Return where an item is after each stage, and how each rule moved it."""
-    from gateway.answers.rules_trace import trace_rules  # here, because its loops load the compiler
+    """Return where an item is after each stage and after the rules, and how each rule moved it (list of RuleMove)."""
+    from gateway.answers.rules_trace import trace_rules  # here, because importing its loops loads the compiler
 
     candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
     rerank = pipeline.stages["rerank"]
@@ -227,9 +235,10 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     if not len(column):
         return places, []
     listed_scores = scores[None].astype(np.float32)
-    of_user = (trace["user_id"][:, 0], pipeline.info.axes.items_returned)
-    moves = trace_rules(rerank.outputs.rules, pipeline.info.generation, best.positions, listed_scores, *of_user)
-    return places, moves(int(column[0]))
+    rules, info = rerank.outputs.rules, pipeline.info
+    user_ids, items_returned = trace["user_id"][:, 0], info.axes.items_returned
+    list_moves = trace_rules(rules, info.generation, best.positions, listed_scores, user_ids, items_returned)
+    return places, list_moves(int(column[0]))
 
 
 def locate_item(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, item_id: int) -> Place:
@@ -244,7 +253,10 @@ def locate_item(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarr
 def find_sources(
     pipeline: Pipeline, trace: Arrays, positions: Sequence[int]
 ) -> list[tuple[list[str], list[tuple[int, float]]]]:
-    """Return for each item the sources that propose it, and the items of the history that are bought with it, with weights."""
+    """Return for each item the sources that propose it, and up to MOST_CONTRIBUTORS (item id, weight), largest weight first.
+
+    Contributors are the items of the history that are bought together with the item. positions: item positions
+    """
     from serving.stages.search.search import compute_recency_weights
 
     retrieve = pipeline.stages["retrieve"]

@@ -1,7 +1,7 @@
 """Parse requests for recommendations and explanations.
 
-The route of recommendations is parsed here and not by FastAPI, whose parsing costs more than the rest of the gateway.
-`describe_parameters` describes the same in /openapi.json.
+Requests for recommendations are parsed here and not by FastAPI, whose parsing costs more than the rest of the gateway.
+`describe_parameters` describes the same parameters in /openapi.json.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_visitor_and_item(scope: Scope) -> tuple[Visitor, str]:
 
 
 def describe_visitor(parameters: VisitorParameters, context: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of Visitor that each request has."""
+    """Return the fields of a Visitor, by name. context: values of the context columns by name"""
     who = {name: getattr(parameters, name) for name in VisitorParameters.model_fields}
     return who | {"context": context}
 
@@ -98,13 +98,16 @@ Form = TypeVar("Form", bound=VisitorParameters)
 
 @cache
 def list_single(form: type[VisitorParameters]) -> tuple[str, ...]:
-    """Return the names of a form's parameters, without lists and headers."""
+    """Return the names of a form's parameters in the query that hold one value: no lists, and no headers."""
     fields = form.model_fields.items()
     return tuple(name for name, field in fields if name not in LISTS and field.alias not in HEADERS.values())
 
 
 def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> tuple[Form, dict[str, str]]:
-    """Return the parameters of a request, and the values of its context columns by name. Raises InvalidRequest."""
+    """Return the parameters of a request, and the values of its context columns by name. Raises InvalidRequest.
+
+    headers: values of the headers that are parameters, by name
+    """
     values: dict[str, Any] = dict(headers)
     context: dict[str, str] = {}
     single = list_single(form)
@@ -149,7 +152,7 @@ def _make_repeated(name: str) -> InvalidRequest:
 
 
 def parse_query(query: bytes) -> list[tuple[str, str]]:
-    """Return the parameters of a query, in order. Raises InvalidRequest for other bytes than UTF-8, which would be lost."""
+    """Return the names and values of a query, in order. Raises InvalidRequest for bytes that are not UTF-8."""
     try:
         return parse_qsl(query.decode(), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError as error:
@@ -157,7 +160,7 @@ def parse_query(query: bytes) -> list[tuple[str, str]]:
 
 
 def split_ids(values: list[str]) -> tuple[str, ...]:
-    """Split values that hold one id each, or several separated by commas. Empty and blank ones are left out."""
+    """Return the ids in `values`, each of which holds ids separated by commas. Blank ids are left out."""
     return tuple(part for value in values for part in value.split(",") if part.strip())
 
 

@@ -49,10 +49,10 @@ DEGRADED_NAMES = {
 
 @dataclass(frozen=True)
 class Question(Visitor):
-    """A request for recommendations, with ids as the shop writes them. k: None for all."""
+    """A request for recommendations, with ids as the shop writes them."""
 
-    after: int | None = None
-    k: int | None = None
+    after: int | None = None  # sequence of an event that the answer must reflect
+    k: int | None = None  # number of items; None: as many as the server returns
     deadline_s: float = 0.25
     priority: str = "normal"  # high, normal or low: low ones are shed first when the servers are overloaded
     fallback: bool = True  # False: an error instead of popular items
@@ -60,14 +60,17 @@ class Question(Visitor):
 
 
 class Answered(NamedTuple):
-    """An answer as a JSON object (schema.Recommendations), and the milliseconds that its parts took: server, reasons."""
+    """An answer as a JSON object (schema.Recommendations).
+
+    timings_ms: milliseconds for "server", and for "reasons" if they were asked for; empty if no server was called
+    """
 
     content: dict[str, Any]
     timings_ms: dict[str, float]
 
 
 class Answering:
-    """Asks the servers as many questions at a time as `limiter` admits. The others, and failed ones, get popular items."""
+    """Asks the servers as many questions at a time as `limiter` admits. Further and failed questions get popular items."""
 
     def __init__(
         self,
@@ -83,11 +86,11 @@ class Answering:
         self._exposures, self._experiments, self._explainer = exposures, experiments, explainer
 
     async def answer(self, question: Question) -> Answered:
-        """Return the answer, of popular items where the servers fail.
+        """Return the answer. If the servers fail, it has popular items.
 
-        Raises InvalidRequest for a malformed question, and other errors only where the question wants no fallback.
+        Raises InvalidRequest for a malformed question, and any other error only if `question.fallback` is False.
         """
-        if question.fallback and not self._limiter.admits(question.priority):  # first of all, because shedding must be cheap
+        if question.fallback and not self._limiter.admits(question.priority):  # checked first, because shedding must be cheap
             answered = await self.answer_with_popular(question, Overloaded.status)
             self._metrics.shed.labels(question.priority).inc()
             return answered
@@ -117,8 +120,8 @@ class Answering:
             await shop.learn_names(enrolment.challenger, left_s)
         if question.generation not in (None, answer.generation):  # the server moved since the last answer
             raise InvalidRequest(
-                f"generation is {question.generation}, and the server now answers with {answer.generation}; expected that one, "
-                "or the challenger of a running experiment."
+                f"generation is {question.generation}, and the server now answers with {answer.generation}; expected "
+                f"{answer.generation}, or the challenger of a running experiment."
             )
         items, timings_ms = shop.list_items(answer.item_ids, answer.scores), {"server": latency_ms}
         if question.reasons:
@@ -132,13 +135,16 @@ class Answering:
         return Answered(self._build_answer(request_id, is_known, answer.generation, degraded, items, warnings), timings_ms)
 
     async def answer_with_popular(self, question: Question, reason: str) -> Answered:
-        """Return popular items without asking a server. Raises InvalidRequest for a malformed question. reason: for metrics"""
+        """Return popular items without asking a server. Raises InvalidRequest for a malformed question.
+
+        reason: why no server is asked, as the metric of fallbacks counts it
+        """
         query, is_known = await self._make_query(question)
         self._metrics.fallbacks.labels(reason).inc()
         return Answered(self._build_popular(question, query, is_known, uuid.uuid4().hex, NO_EXPERIMENT), {})
 
     async def _make_query(self, question: Question) -> tuple[Query, bool | None]:
-        """Return the query, and whether the visitor is known, None for one without an id. Raises InvalidRequest."""
+        """Return the query, and whether the visitor is known (None for a visitor without an id). Raises InvalidRequest."""
         known = await self._shop.find_known_async(question.list_ids(self._shop))
         query = replace(question.make_query(self._shop, known), after=question.after)
         visitor_id = find_visitor_id(query)
@@ -147,14 +153,17 @@ class Answering:
     async def _add_reasons(
         self, items: list[dict[str, Any]], query: Query, request_id: str, shown: Shown, challenger: int | None, left_s: float
     ) -> list[dict[str, Any]]:
-        """Return the items with their reasons; with null if they take longer than `left_s`, because the answer cannot wait."""
+        """Return the items, each with its reasons.
+
+        Reasons are null if they fail, or take longer than `left_s`: the answer does not wait for them.
+        """
         answer, teams = shown.answer, shown.teams or [CHAMPION] * len(items)
         reasons: list[dict[str, Any] | None] = [None] * len(items)
         generations = [challenger if challenger and team == CHALLENGER else answer.generation for team in teams]
         try:
             async with asyncio.timeout(left_s):
                 reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, query, answer.item_ids, generations)
-        except Exception as error:  # of any kind: there is an answer
+        except Exception as error:  # of any kind: an answer without reasons is better than none
             reason = "they took too long" if isinstance(error, TimeoutError) else error
             expected = isinstance(error, TimeoutError | RecommenderError | ServingError)
             fields = {"request_id": request_id}
@@ -164,6 +173,10 @@ class Answering:
     async def _ask(
         self, query: Query, question: Question, request_id: str, counted_id: int | None, enrolment: Enrolment
     ) -> Shown:
+        """Ask the generations that the enrolment selects, within the deadline. Return the answer to show.
+
+        Raises Overloaded, DeadlineExceeded, or what the client raises.
+        """
         limiter = self._limiter
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
 
@@ -182,7 +195,8 @@ class Answering:
 
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
-            raise Overloaded(f"{limiter.in_flight} recommendations wait already, as many as are answered in time. Try again.")
+            waiting = f"{limiter.in_flight} recommendations wait already"
+            raise Overloaded(f"{waiting}; one more would not be answered in time. Try again.")
         began_s, failed = limiter.begin(), True
         try:
             async with asyncio.timeout(question.deadline_s + GRACE_S):
@@ -209,6 +223,7 @@ class Answering:
     def _build_popular(
         self, question: Question, query: Query, is_known: bool | None, request_id: str, enrolment: Enrolment
     ) -> dict[str, Any]:
+        """Return an answer with popular items, and log it."""
         hidden = set(map(int, (*query.exclude, *(query.history or ()))))
         popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K)
         items = self._shop.list_items(popular, [None] * len(popular))
@@ -240,7 +255,7 @@ class Answering:
         teams: list[int] | None = None,
         latency_ms: float | None = None,
     ) -> None:
-        """Add an answer to the exposure log. Popular items have no scores."""
+        """Add an answer to the exposure log, unless the caller chose the generation. Popular items have no scores."""
         if enrolment.forced or not self._exposures.keeps(request_id, enrolment.name):
             return
         item_ids, time_ms = list(answer.item_ids), time.time_ns() // 1_000_000
@@ -260,4 +275,5 @@ class Answering:
 
 
 def list_degraded(degraded: Degraded) -> list[str]:
+    """Return the names of the bits that are set, as answers list them."""
     return [name for bit, name in DEGRADED_NAMES.items() if bit in degraded]

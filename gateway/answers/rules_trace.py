@@ -51,9 +51,9 @@ def trace_rules(
 
 
 def add_rules(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, RulesConfig, np.ndarray]]:
-    """Yield (name, config, items) of each rule that is set: the rule together with those of the passes before it.
+    """Yield (name, config, items) for each rule that is set; config and items hold this rule and those of the passes before it.
 
-    items: ITEM_RULES [n_items + 1]
+    items: ITEM_RULES [n_items + 1], of all rules
     """
     plain = items.copy()
     plain["zone"][:-1], plain["blocked"][:-1] = 0, False

@@ -1,6 +1,7 @@
 """Answer every error of the gateway's routes as JSON: {"error": {"code", "message"}}.
 
-Errors of the client name the address of a server, which only operators need: the log has them, and callers get another text.
+An error of the client library names the address of a server, which only operators should see. The log has the error, and
+callers get a text without the address.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from triton_recommender import InvalidRequest, Overloaded, RecommenderError
 log = logging.getLogger("gateway")
 
 RETRY_AFTER = {"retry-after": "1"}
-# The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
+# HTTP status by the name of a gRPC status. Any other gRPC status becomes 503: a retry may help.
 STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 REFUSING_SERVER = re.compile(r"\AThe server at \S+")  # only at the start: the rest may quote a caller
-MESSAGES = {  # for callers, by the status of an error
+MESSAGES = {  # for callers, by the name of a gRPC status
     "UNAVAILABLE": "No server can serve this request at present. Try again. The gateway's log has the reason.",
     "DEADLINE_EXCEEDED": "No server answered in time. Try again, and allow a recommendation more with x-deadline-ms.",
-    "RESOURCE_EXHAUSTED": "More requests wait than are answered in time. Try again, or send less.",
+    "RESOURCE_EXHAUSTED": "More requests wait than can be answered in time. Try again, or send fewer.",
 }
 OTHER_MESSAGE = "The server failed on this request. The gateway's log has the reason."
 
@@ -74,7 +75,7 @@ def answer_error(error: RecommenderError) -> JsonResponse:
 
 
 def find_methods(request: Request) -> list[str]:
-    """Return the methods that a path has, each in a route of its own; Starlette names those of the first route alone."""
+    """Return the methods of a path. Each has its own route, and Starlette's `allow` names those of the first route only."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 

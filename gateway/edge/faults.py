@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-UNION_PARTS = {"str", "int", "float"}  # in a fault's place, after the field: the type that was tried
-EXPECTED = {
+UNION_PARTS = {"str", "int", "float"}  # pydantic adds the type that it tried to the place of a fault in a union
+EXPECTED = {  # by the type of a fault
     "int_type": "a whole number",
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -20,7 +20,7 @@ EXPECTED = {
     "list_type": "a list",
 }
 
-PHRASES = {
+PHRASES = {  # pydantic's words -> ours, in messages of faults that EXPECTED does not name
     "Input should be greater": "expected a number greater",
     "Input should be less": "expected a number less",
     "Input should be": "expected",
@@ -31,7 +31,7 @@ PHRASES = {
 def describe_fault(fault: Mapping[str, Any], place: Iterable[object], known: Iterable[str] = ()) -> str:
     """Return a message for one entry of `ValidationError.errors()`.
 
-    place: where the value is, from the outside to the inside; known: the fields that there are, for an unknown one
+    place: where the value is, from the outside to the inside; known: the fields that exist, to name them for an unknown field
     """
     parts = list(map(str, place))
     is_union = len(parts) > 1 and parts[-1] in UNION_PARTS
@@ -48,6 +48,6 @@ def describe_fault(fault: Mapping[str, Any], place: Iterable[object], known: Ite
         expected = f"expected {EXPECTED[fault['type']]}"
     else:
         expected = fault["msg"]
-        for theirs, ours in PHRASES.items():
-            expected = expected.replace(theirs, ours)
+        for phrase, replacement in PHRASES.items():
+            expected = expected.replace(phrase, replacement)
     return f"{name} is {fault['input']!r:.60}; {expected}." if name else f"{expected[0].upper()}{expected[1:]}."

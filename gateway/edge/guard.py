@@ -3,14 +3,14 @@
     web page ─▶ 421, 403   rate of one client ─▶ 429   bearer token ─▶ 401   path ─▶ 400   headers ─▶ 431
     length and time of the body ─▶ 413, 408
 
-Without tokens, any web page could use the gateway through the browser of a user of this machine. It may post here (the browser
-says that the request is `cross-site`), or let its own host name resolve to 127.0.0.1 (DNS rebinding; the request carries that
-name). Both are refused.
+Without tokens, any web page could use the gateway through the browser of a user of this machine. The page may send a request to
+the gateway, which the browser marks as `cross-site`. Or the page lets its own host name resolve to 127.0.0.1 (DNS rebinding);
+then the request carries that name. Both are refused.
 
 A known client that asks for recommendations too often gets popular items instead of 429: a shop must never get an error page.
 
-A body is read whole before a route runs, so no route ever waits for a slow caller. Compressed (415) and chunked (411) bodies
-are refused. gateway/edge/protocol.py cuts off headers that never end.
+A body is read as a whole before a route runs, so no route ever waits for a slow caller. Bodies that are compressed (415) or
+chunked (411) are refused. gateway/edge/protocol.py cuts off headers that never end.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gateway.settings import GatewaySettings
 OPEN_PATHS = frozenset(  # need no token, because they show no data of the shop
     {"/healthz", "/readyz", "/", "/console.js", "/experiment.js", "/console.css"}
 )
-PROBES = ("/healthz", "/readyz")  # have no limit: many gateways are asked by one load balancer, which ends what fails
+PROBES = ("/healthz", "/readyz")  # have no rate limit, because a load balancer that gets 429 would take the gateway for dead
 LOCALHOST = "localhost"
-OTHER_SITES = (b"cross-site", b"same-site")  # of the header by which a browser says whose page makes a request
+OTHER_SITES = (b"cross-site", b"same-site")  # values of `sec-fetch-site` for requests by pages of other origins
 PLAIN = (b"identity", b"")  # values of `content-encoding` for a body that is not compressed (RFC 9110, 8.4.1)
 PORT = re.compile(r":\d*$")  # of a `host` header; an IPv6 address is in brackets there
 RECOMMENDATIONS = "/v1/recommendations"
-REFUSAL = "refusal"  # in the scope of a request for recommendations: why it gets popular items at most
+REFUSAL = "refusal"  # key in the scope of a request for recommendations beyond the rate: the Refused; it gets popular items
 REQUEST_ID = "x-request-id"  # header of an answer
 REQUEST_ID_BYTES = REQUEST_ID.encode()
 REQUEST_LEVEL = logging.WARNING  # the level of `python -m gateway`; with log_requests the lines must not be filtered out
@@ -66,6 +66,7 @@ class Refused(Exception):
         self.status, self.code, self.headers = status, code, headers
 
     def make_response(self) -> Response:
+        """Return the error as JSON. The connection closes, because the request's body may not have been read."""
         content = {"error": {"code": self.code, "message": str(self)}}
         return JSONResponse(content, self.status, {"connection": "close", **self.headers})
 
@@ -159,11 +160,12 @@ class Guard:
         if b"%" in scope["raw_path"] and not _is_utf8(unquote_to_bytes(scope["raw_path"])):  # the ids in it would be lost
             raise Refused(400, "INVALID_ARGUMENT", "The path is not UTF-8; expected each id in UTF-8, percent-encoded.")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
-            raise Refused(431, "HEADERS_TOO_LARGE", f"The headers have more than {self._settings.header_bytes:,} bytes.")
+            message = f"The headers have more than {self._settings.header_bytes:,} bytes. Send fewer or shorter ones."
+            raise Refused(431, "HEADERS_TOO_LARGE", message)
         if b"transfer-encoding" in headers:  # a body of many small chunks costs far more than its bytes
-            raise Refused(411, "LENGTH_REQUIRED", "The body comes in chunks; expected it whole, with a content-length.")
+            raise Refused(411, "LENGTH_REQUIRED", "The body is chunked. Send it as a whole, with a content-length.")
         if any(name == b"content-encoding" and value.strip().lower() not in PLAIN for name, value in scope["headers"]):
-            raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed; expected it as it is.")
+            raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed. Send it uncompressed.")
         if b"content-length" not in headers:  # and it is not chunked, so there is no body
             return b""
         if int(headers[b"content-length"]) > self._settings.body_bytes:  # llhttp refuses what is not a number
@@ -198,7 +200,7 @@ class Guard:
             raise Refused(403, "OTHER_SITE", message)
 
     def _limit_rate(self, client: str) -> Refused | None:
-        """Count a request of a client. Return why it is refused where there are too many."""
+        """Count a request of a client. Return the refusal if the client sends too many, otherwise None."""
         now_s = time.monotonic()
         if client not in self._buckets:
             self._buckets[client] = TokenBucket(self._settings.requests_per_s, self._settings.burst, now_s)
@@ -208,11 +210,11 @@ class Guard:
         return None
 
     def _identify_client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str | None:
-        """Return the caller whose rate is limited: the token's name, or the address; None where a valid token is missing."""
+        """Return the caller whose rate is limited: the token's name, or the address; None if a valid token is missing."""
         if not self._tokens or scope["path"] in OPEN_PATHS:
             return _read_address(scope)
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        # Comparing digests instead of tokens leaves nothing to learn from the time a look-up takes.
+        # Digests are compared instead of tokens, so that the time of a look-up reveals nothing about a token.
         name = self._tokens.get(hash_token(token.strip())) if kind.lower() == "bearer" else None
         return None if name is None else f"token {name}"
 
@@ -248,7 +250,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body in one message, then the messages of the server."""
+    """Return a `receive` for the route: it gives the whole body in one message, then what the server's `receive` gives."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_whole() -> Message:

@@ -54,7 +54,8 @@ def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpT
                 super().data_received(part)
                 self._waited_bytes += len(part)
                 if self._waits and self._waited_bytes > 2 * header_bytes:  # the first part may hold the end of another request
-                    self._refuse(431, "HEADERS_TOO_LARGE", f"The headers have more than {header_bytes:,} bytes.")
+                    message = f"The headers have more than {header_bytes:,} bytes. Send fewer or shorter ones."
+                    self._refuse(431, "HEADERS_TOO_LARGE", message)
             if self._waits and (self.cycle is None or self.cycle.response_complete):
                 self._limit_headers()
 

@@ -16,8 +16,12 @@ from serving.contract.errors import ConfigError
 TOKEN_BYTES = 32
 
 
-def new_token(file: Path, name: str) -> str:
-    """Add a new token's hash to a file, and return the token, which is stored nowhere. Raises ConfigError."""
+def add_token(file: Path, name: str) -> str:
+    """Add the hash of a new token to a file, and return the token, which is stored nowhere.
+
+    Raises ConfigError for a name that is not an identifier or is taken, and for a file that cannot be read or written, is
+    malformed, or is open to other users.
+    """
     if not name.isidentifier():
         raise ConfigError(f"The name {name!r} is not usable; expected letters, digits and _, such as shop.")
     text = _read_own_text(file) if file.exists() else ""
@@ -42,9 +46,9 @@ def read_tokens(file: Path) -> dict[str, str]:
 
 
 def _read_own_text(file: Path) -> str:
-    """Return the text of a file. Raises ConfigError where other users may read or change it: who can add a line has a token.
+    """Return the text of a file. Raises ConfigError if other users may read or change it: a line that they add is a token.
 
-    In a folder that only its owner may enter, its own mode does not matter: containers read it there as another user.
+    In a folder that only its owner may enter, the mode of the file does not matter. Containers read it there as another user.
     """
     text, mode, folder = _read_text(file), stat.S_IMODE(file.stat().st_mode), file.resolve().parent
     if mode & 0o077 and folder.stat().st_mode & 0o011:

@@ -36,7 +36,7 @@ class Recorder:
         """Return one result per event, in their order: its sequence and id, or its error and id.
 
         An event without an id gets one, so that the client can retry it and it still counts once. An event that cannot be
-        read gets none. An accepted event of an item that nobody has added carries a warning: the id may be mistyped.
+        read gets no id. An accepted event of an item that nobody has added carries a warning: the id may be mistyped.
         """
         results: list[Result] = [{} for _ in bodies]
         events: dict[int, Event] = {}
@@ -69,9 +69,9 @@ class Recorder:
         return results
 
     async def change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> int:
-        """Make a change of an item or user durable. Return its sequence. Raises the client's RecommenderError.
+        """Make a change of an item or user durable. Return the change's sequence. Raises the client's RecommenderError.
 
-        kind: "item" or "user"; shop_id: its id as the shop writes it; columns: the changed ones by name
+        kind: "item" or "user"; shop_id: the id as the shop writes it; columns: new values of the changed columns, by name
         """
         record_id = self._shop.parse_item_id(shop_id) if kind == "item" else self._shop.parse_user_id(shop_id)
         if kind == "item" and self._shop.published.lacks_name(record_id):
@@ -92,9 +92,9 @@ class Recorder:
         )
 
     async def _send(self, events: list[Event]) -> list[Result]:
-        """Send events in one request. If the server refuses some, send the others again.
+        """Send events in one request, and return a result for each. If the server refuses some, send the others again.
 
-        The error does not say which ones if it comes from the client or an older generation: then send each half by itself.
+        An error from the client or from an older generation does not name the refused events. Then send each half by itself.
         """
         if not events:
             return []

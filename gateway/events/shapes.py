@@ -1,4 +1,4 @@
-"""Read an event in the shape of this gateway, of Metarank or of Gorse, so that a shop that comes from these need not change.
+"""Read an event in the shape of this gateway, of Metarank or of Gorse, so that a shop that used one of these keeps its events.
 
 here      {"user": 7, "item": 3, "event": "click", "timestamp": "2026-03-01T12:00:00Z", "request_id": "r-1"}
 Metarank  {"event": "interaction", "type": "click", "user": "7", "session": "s1", "item": "3", "timestamp": "1772366400000",
@@ -36,7 +36,7 @@ Int64 = Annotated[int, Field(json_schema_extra=INT64)]
 TIME = WithJsonSchema({"anyOf": [{"type": "integer"} | INT64, {"type": "string", "format": "date-time"}, {"type": "null"}]})
 
 
-def refuse_what_is_no_id(value: Any) -> Any:
+def check_id(value: Any) -> Any:
     """Return an id, as a whole number where it is a float. Raises ValueError for another value, and for an empty text."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -46,14 +46,14 @@ def refuse_what_is_no_id(value: Any) -> Any:
     return value
 
 
-def refuse_what_is_no_number(value: Any) -> Any:
-    """Return a number, or a text to be read as one. Raises ValueError for a boolean, which pydantic takes for 0 or 1."""
+def check_number(value: Any) -> Any:
+    """Return the value, which pydantic checks next. Raises ValueError for a boolean, which pydantic takes for 0 or 1."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
 
 
-def refuse_what_is_no_value(value: Any) -> Any:
+def check_context_value(value: Any) -> Any:
     """Return the value of a context column. Raises ValueError for a boolean, and for NaN and Infinity, which are not JSON."""
     if isinstance(value, bool):
         raise ValueError("expected a text or a number")
@@ -62,11 +62,11 @@ def refuse_what_is_no_value(value: Any) -> Any:
     return value
 
 
-IS_ID = BeforeValidator(refuse_what_is_no_id)
-Number = Annotated[float | None, Field(allow_inf_nan=False), BeforeValidator(refuse_what_is_no_number)]
-Value = Annotated[str | int | float | None, BeforeValidator(refuse_what_is_no_value)]
+IS_ID = BeforeValidator(check_id)
+Number = Annotated[float | None, Field(allow_inf_nan=False), BeforeValidator(check_number)]
+Value = Annotated[str | int | float | None, BeforeValidator(check_context_value)]
 
-OTHER_METARANK = {  # Metarank's events that are no events here, and what to send instead
+OTHER_METARANK = {  # Metarank's events that are not interactions, and what to send instead
     "item": 'is a change of an item. Send its fields as an object, such as {"price": 9.5}, by PUT /v1/items/{id}',
     "user": 'is a change of a user. Send its fields as an object, such as {"country": "DE"}, by PUT /v1/users/{id}',
     "ranking": "is not needed, because the gateway knows its own answers. Leave it out, and send interactions with the "
@@ -142,9 +142,9 @@ INLINE = WithJsonSchema({"type": "object", "required": ["name", "value"]})  # a 
 
 
 class MetarankEvent(BaseModel):
-    """An interaction of Metarank. If it has user and session, the user counts.
+    """An interaction of Metarank. If it has both a user and a session, the session is ignored.
 
-    ranking: the request_id of the answer that it is about; fields: context columns
+    ranking: the request_id of the answer that the user reacted to; fields: context columns
     Metarank's events of items and users are changes here: `PUT /v1/items/{id}`, `PUT /v1/users/{id}`.
     """
 
@@ -160,7 +160,7 @@ class MetarankEvent(BaseModel):
     ranking: str | None = None
     fields: list[Annotated[MetarankField, INLINE]] = Field(default_factory=list)
 
-    def read(self) -> EventBody:
+    def convert(self) -> EventBody:
         """Return the event in this gateway's shape. Raises ValidationError."""
         return EventBody.model_validate(
             {
@@ -177,7 +177,7 @@ class MetarankEvent(BaseModel):
 
 
 class GorseFeedback(BaseModel):
-    """Feedback of Gorse. Its Comment is not kept."""
+    """Feedback of Gorse. The Comment is accepted and not stored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -188,7 +188,7 @@ class GorseFeedback(BaseModel):
     Value: Number = None
     Comment: str | None = None
 
-    def read(self) -> EventBody:
+    def convert(self) -> EventBody:
         """Return the event in this gateway's shape. Raises ValidationError."""
         event = {"user": self.UserId, "item": self.ItemId, "event": self.FeedbackType, "value": self.Value}
         return EventBody.model_validate(event | {"timestamp": self.Timestamp or None})
@@ -198,7 +198,7 @@ SHAPES: tuple[type[BaseModel], ...] = (EventBody, MetarankEvent, GorseFeedback)
 
 
 def explain_refusal(error: ValidationError) -> str:
-    """Return the first fault of an event as a message. error: that `read_event` raised"""
+    """Return the first fault of an event as a message. error: from `read_event`"""
     fault = error.errors()[0]
     whole = [] if fault["type"] == "value_error" else ["event"]
     known = next((shape.model_fields for shape in SHAPES if shape.__name__ == error.title), EventBody.model_fields)
@@ -208,7 +208,7 @@ def explain_refusal(error: ValidationError) -> str:
 def read_event(body: Any) -> EventBody:
     """Read a JSON value in any of the three shapes. Raises ValidationError."""
     if isinstance(body, dict) and "type" in body:
-        return MetarankEvent.model_validate(body).read()
+        return MetarankEvent.model_validate(body).convert()
     if isinstance(body, dict) and "FeedbackType" in body:
-        return GorseFeedback.model_validate(body).read()
+        return GorseFeedback.model_validate(body).convert()
     return EventBody.model_validate(body)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.edge.guard import TokenBucket
-from gateway.edge.tokens import new_token, read_tokens
+from gateway.edge.tokens import add_token, read_tokens
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import ConfigError
 
@@ -21,7 +21,7 @@ EVENT = {"user": 7, "item": 3}
 
 
 def test_who_brings_no_valid_token_gets_nothing_of_the_shops(gateway, tmp_path):
-    token = new_token(tmp_path / "tokens.txt", "shop")
+    token = add_token(tmp_path / "tokens.txt", "shop")
     tokens = read_tokens(tmp_path / "tokens.txt")
     assert tokens == {hashlib.sha256(token.encode()).hexdigest(): "shop"}
     door = gateway(tokens=tokens)
@@ -76,11 +76,11 @@ def test_a_web_page_from_elsewhere_may_post_nothing_to_a_gateway_without_tokens(
 
 
 def test_a_token_is_kept_as_a_hash_alone_and_by_its_owner_alone(tmp_path):
-    token = new_token(tmp_path / "tokens.txt", "shop")
+    token = add_token(tmp_path / "tokens.txt", "shop")
     assert token not in (tmp_path / "tokens.txt").read_text()
     assert (tmp_path / "tokens.txt").stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="has a token called shop already"):
-        new_token(tmp_path / "tokens.txt", "shop")
+        add_token(tmp_path / "tokens.txt", "shop")
 
 
 def test_the_last_token_may_be_revoked_and_another_made(tmp_path):
@@ -88,9 +88,9 @@ def test_the_last_token_may_be_revoked_and_another_made(tmp_path):
     file.touch(mode=0o600)
     with pytest.raises(ConfigError, match="holds no token"):
         read_tokens(file)
-    new_token(file, "shop")
+    add_token(file, "shop")
     file.write_text("\n" + file.read_text().strip())  # as an editor may leave it
-    new_token(file, "mail")
+    add_token(file, "mail")
     assert list(read_tokens(file).values()) == ["shop", "mail"]
 
 
@@ -100,48 +100,48 @@ def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, said):
     with pytest.raises(ConfigError, match=said):
         read_tokens(tmp_path / "tokens.txt")
     with pytest.raises(ConfigError, match="cannot be written"):
-        new_token(tmp_path / "nowhere" / "tokens.txt", "shop")
+        add_token(tmp_path / "nowhere" / "tokens.txt", "shop")
 
 
 def test_a_file_of_tokens_that_others_may_read_or_change_gets_no_further_one(tmp_path):
     file = tmp_path / "tokens.txt"
-    new_token(file, "shop")
+    add_token(file, "shop")
     file.chmod(0o640)
     tmp_path.chmod(0o710)
     with pytest.raises(ConfigError, match=f"has mode 0640; expected 0600.* run `chmod 600 {file}`"):
-        new_token(file, "mail")
+        add_token(file, "mail")
     file.chmod(0o600)
-    new_token(file, "mail")
+    add_token(file, "mail")
 
 
 def test_a_file_of_tokens_in_a_folder_that_others_cannot_enter_gets_a_further_one(tmp_path):
     """As with Compose, where the user of the container reads the file (deploy/README.md)."""
     file = tmp_path / "tokens.txt"
-    new_token(file, "shop")
+    add_token(file, "shop")
     file.chmod(0o644)
     tmp_path.chmod(0o700)
-    new_token(file, "mail")
+    add_token(file, "mail")
     assert sorted(read_tokens(file).values()) == ["mail", "shop"]
 
 
 def test_a_folder_in_place_of_a_file_of_tokens_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=f"{tmp_path} is a folder; expected a file, such as {tmp_path}/tokens.txt"):
-        new_token(tmp_path, "shop")
+        add_token(tmp_path, "shop")
 
 
 NOBODY = """
 import os
 from pathlib import Path
-from gateway.edge.tokens import new_token
+from gateway.edge.tokens import add_token
 
 if os.getuid() == 0:  # who may read everything
     os.setuid(65534)
-new_token(Path("tokens.txt"), "mail")
+add_token(Path("tokens.txt"), "mail")
 """
 
 
 def test_a_file_of_tokens_that_cannot_be_read_is_named_with_the_remedy(tmp_path):
-    new_token(tmp_path / "tokens.txt", "shop")
+    add_token(tmp_path / "tokens.txt", "shop")
     (tmp_path / "tokens.txt").chmod(0)
     tmp_path.chmod(0o755)
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}

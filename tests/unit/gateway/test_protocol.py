@@ -102,7 +102,8 @@ def test_headers_without_an_end_are_cut_off_by_their_bytes(address, endless):
 def test_headers_beyond_the_limit_are_refused(address, size):
     answer = send(address, GET.replace(b"host: localhost", b"host: localhost\r\nx: " + b"a" * size))
     assert answer.startswith(b"HTTP/1.1 431")
-    assert read_error(answer) == {"code": "HEADERS_TOO_LARGE", "message": "The headers have more than 1,024 bytes."}
+    message = "The headers have more than 1,024 bytes. Send fewer or shorter ones."
+    assert read_error(answer) == {"code": "HEADERS_TOO_LARGE", "message": message}
 
 
 @pytest.mark.parametrize(
