@@ -1,4 +1,4 @@
-"""Find the ids on the wire of users and items, for commands that take them as the shop writes them."""
+"""Find the ids on the wire of users and items that a command names as the shop writes them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def find_item_id(repo: Path, item: str) -> int:
 
 
 def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
-    """Return the int64 id of a user or an item. what: "user" or "item", for messages. Spaces around the text do not count.
+    """Return the int64 id on the wire of a user or an item.
+
+    what: "user" or "item", for messages; text: the id as the shop writes it, without regard to spaces around it
 
     Where the shop's ids are text, an id that was added since the export is the hash of its text, or the next hash that no
     published id has. A published int64 id is accepted too.
-    A store outlives its repository: without a repository, a number is the id itself, and a text is hashed.
-    Raises ConfigError for an empty text, and for any text in a shop whose ids are numbers. Raises RecommenderError when the
-    repository cannot be read.
+    A store outlives its repository: without a repository, a number is the id itself, and any other text is hashed.
+    Raises ConfigError for an empty text. Where the shop's ids are numbers, raises it for all but whole numbers of 64 bits.
+    Raises RecommenderError if the repository cannot be read.
     """
     if not (text := text.strip()):
         raise ConfigError(f"The {what} is empty; expected an id as the shop writes it.")
@@ -45,13 +47,13 @@ def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
         return names[text]
     if names and number not in (ids := set(names.values())):
         return next(free_id for attempt in count() if (free_id := stable_id(text, attempt)) not in ids)
-    if number is None or not -(1 << 63) <= number < 1 << 63:
+    if number is None:
         raise ConfigError(f"{what} is {text!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
     return number
 
 
 def is_learned(repo: Path, user_id: int) -> bool:
-    """Return whether the pinned generation learned from events of a user; False where it cannot be read."""
+    """Return whether the pinned generation learned from events of a user; False if the generation cannot be read."""
     try:
         folder = find_stage_folder(repo, STAGES[0], read_pinned_generation(repo))
         return bool(np.isin(user_id, open_array(folder / "store", "user_ids")))
@@ -60,22 +62,23 @@ def is_learned(repo: Path, user_id: int) -> bool:
 
 
 def read_names(repo: Path, names_file: str) -> dict[str, int]:
-    """Return published ids by name, none where ids are numbers. Raises RecommenderError when they cannot be read."""
+    """Return published int64 ids by text; {} where the shop's ids are numbers. Raises RecommenderError if unreadable."""
     folder = repo / ENSEMBLE / str(read_pinned_generation(repo))
     return read_json(folder, names_file) if (folder / names_file).exists() else {}
 
 
 def read_item_texts(repo: Path) -> dict[int, str]:
-    """Return the published items' ids as the shop writes them, by the ids on the wire; none where ids are numbers.
+    """Return the texts of published items' ids by the ids on the wire; {} where the shop's ids are numbers.
 
-    None without a repository either, because a store outlives it. Raises RecommenderError when the names cannot be read.
+    Also {} without a repository, which a store may outlive. Raises RecommenderError if the names cannot be read.
     """
     return {item_id: text for text, item_id in read_names(repo, ITEM_NAMES).items()} if repo.exists() else {}
 
 
 def parse_whole_number(text: str) -> int | None:
-    """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
+    """Return the int64 that a text spells. None for larger numbers, other texts, and "007", which is another id than "7"."""
     try:
-        return int(text) if str(int(text)) == text else None
+        number = int(text)
     except ValueError:
         return None
+    return number if str(number) == text and -(1 << 63) <= number < 1 << 63 else None

@@ -72,6 +72,7 @@ def test_a_shop_whose_ids_are_numbers(publish):
 def test_a_store_that_outlived_its_repository(tmp_path):
     assert find_user_id(tmp_path / "gone", "17850") == 17850
     assert find_user_id(tmp_path / "gone", "anna") == stable_id("anna")
+    assert find_user_id(tmp_path / "gone", "9223372036854775808") == stable_id("9223372036854775808")  # no int64
 
 
 def test_without_a_known_generation_no_user_is_guessed(publish):
