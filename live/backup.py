@@ -3,8 +3,8 @@
 A backup holds the environment as of one moment (LMDB's compacting copy), the archive that belongs to it, the proofs of
 erasures, the applied rules and the exposure log. `data.mdb` is written last: a folder without it is not a backup.
 
-A restored store lacks the events that came after the backup, and gives their places to other events. It therefore takes a new
-name, by which callers and other machines tell the sequences apart (serving/live/sequences.py).
+A restored store lacks the events that came after the backup, and gives their places in the log to other events. So it takes a
+new machine name, by which callers and other machines tell the sequences apart (serving/live/sequences.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from serving.live.writer import Writer
 from serving.stages.rules.applied import CURRENT_FILE
 from serving.stages.rules.applied import FOLDER as RULES
 
-# Besides the environment. The rules in use come before all versions of them, to which more may be added meanwhile.
+# Copied besides the environment. The file that names the current version of the rules comes before the versions: otherwise it
+# could name one that was added after the versions were copied.
 PARTS = (ARCHIVE, PROOFS, f"{RULES}/{CURRENT_FILE}", RULES, EXPOSURES)
 COPYING, RESTORING = ".copying", ".restoring"
 REPLACED = "replaced"  # the folder of a store that a restored one replaces, with a number, in the store's own folder
@@ -60,7 +61,7 @@ REPLACED = "replaced"  # the folder of a store that a restored one replaces, wit
 
 @dataclass(frozen=True)
 class Backup:
-    """The contents of a backup. segments: of the archive"""
+    """The contents of a backup. segments: number of the archive's segments; bytes: size of all files"""
 
     progress: Progress
     segments: int
@@ -69,7 +70,10 @@ class Backup:
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of a restore. erased: users who were erased again; replaced: folder of the store that was there, or None"""
+    """The result of a restore. erased: number of users who were erased again
+
+    replaced: folder of the store that was there before, None if there was none
+    """
 
     progress: Progress
     erased: int
@@ -77,12 +81,12 @@ class Restored:
 
 
 def back_up(folder: Path, target: Path) -> Backup:
-    """Copy a live store into an empty or new folder, while it may be written. Raises ConfigError when that is not possible."""
+    """Copy a live store into an empty or new folder. Meanwhile the store may be written. Raises ConfigError if it fails."""
     if target.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{target} is in the live store itself. Name a folder elsewhere, best on another disk.")
     make_empty_folder(target)
     try:
-        # no event moves into the archive, and no user is erased, between the copies
+        # Under the lock, no event moves into the archive, and no user is erased, between the copies.
         with lock(folder, wait=True), closing(open_store(folder)) as store:
             copy_parts(folder, target)
             (target / COPYING).mkdir(mode=0o700)
@@ -102,7 +106,7 @@ def back_up(folder: Path, target: Path) -> Backup:
 
 
 def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -> Restored:
-    """Put a backup into the place of a live store. Raises ConfigError when that is not possible; the store stays as it was.
+    """Put a backup into the place of a live store. Raises ConfigError if that is not possible; the store then stays as it was.
 
     shop: name of the data set that is served there, "" for any; replace: move a store that is there into a folder of its own
     Users who were erased from the replaced store are erased from the restored one too, and stay marked there.
@@ -111,7 +115,7 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
         raise ConfigError(f"{backup} holds no complete backup; expected {DATA_FILE} in it. Make one by python -m live backup.")
     make_folder(folder)
     refuse_foreign(folder)
-    with hold_unused(folder):  # not during the copy, for which a server that starts would wait
+    with hold_unused(folder):  # checked early, and not held during the copy, because a server that starts would wait for it
         list_replaced(folder, replace)
     restored = folder / RESTORING
     shutil.rmtree(restored, ignore_errors=True)  # of a restore that was interrupted
@@ -135,10 +139,10 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
 
 
 def describe(folder: Path) -> Backup:
-    """Return what a backup holds, read from its files."""
+    """Return what a backup holds, read from its files. No other process may have the folder's environment open."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         progress = snapshot.read_progress()
-    (folder / LOCK_FILE).unlink()  # made by reading; the next program makes it anew
+    (folder / LOCK_FILE).unlink()  # made by reading, and no part of a backup; the next program that opens it makes it anew
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Backup(progress, len(list_segments(folder)), n_bytes)
 
@@ -159,7 +163,7 @@ def copy_parts(source: Path, target: Path) -> None:
     for part in PARTS:
         for path in [source / part, *sorted((source / part).rglob("*"))]:
             place = path.relative_to(source)
-            is_hidden = any(name.startswith(".") for name in place.parts)  # what is being written, and locks
+            is_hidden = any(name.startswith(".") for name in place.parts)  # drafts of files, and locks
             if os.path.lexists(path) and not (path.is_dir() or is_hidden or (target / place).exists()):
                 (target / place).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 copy_file(path, target / place)
@@ -200,11 +204,11 @@ def hold_unused(folder: Path) -> Iterator[None]:
                 "then restore again."
             )
         yield
-        file.truncate(0)  # it described the environment that was there; LMDB makes it anew
+        file.truncate(0)  # the lock file describes the replaced environment; LMDB fills it anew
 
 
 def refuse_other_shop(folder: Path, shop: str) -> None:
-    """Raise ConfigError for the events of another data set than `shop`."""
+    """Raise ConfigError if a store holds the events of another data set than `shop`. "" on either side matches any."""
     with closing(open_store(folder)) as store:
         stated = store.read_shop()
     if shop and stated not in ("", shop):
@@ -215,7 +219,7 @@ def refuse_other_shop(folder: Path, shop: str) -> None:
 
 
 def rename_machine(folder: Path) -> None:
-    """Give a restored store another name, and keep the former one with the last place that it names."""
+    """Give a restored store another machine name. Keep the former one, with the last sequence that was given under it."""
     with closing(open_store(folder)) as store, store.env.begin(write=True) as txn:
         former = bytes(txn.get(MACHINE, db=store.meta) or b"").decode()
         if not former:
@@ -230,7 +234,7 @@ def rename_machine(folder: Path) -> None:
 
 
 def read_proofs(folder: Path) -> list[str]:
-    """Return the proofs of the users who were erased from a store, as they were written."""
+    """Return the proofs of the users who were erased from a store, each as a line of JSON (live/erase.py, Erasure)."""
     path = folder / PROOFS
     return path.read_text().splitlines() if path.exists() else []
 
@@ -251,9 +255,9 @@ def read_erased_marks(folder: Path) -> list[bytes]:
 
 
 def carry_erasures(replaced: Path, restored: Path) -> int:
-    """Copy the marks and proofs of erased users into a restored store, and erase those whom it holds. Return their number.
+    """Copy the marks and proofs of erased users into a restored store, and erase these users from it.
 
-    Users whom it does not hold are marked too: a generation may know them.
+    Return the number of users who were erased from it. Users whom it does not hold are marked too: a generation may know them.
     """
     known, marks = set(read_proofs(restored)), read_erased_marks(replaced)
     proofs = [proof for proof in read_proofs(replaced) if proof not in known]
@@ -286,7 +290,7 @@ def list_user_ids(folder: Path) -> list[int]:
 
 
 def list_contents(folder: Path) -> list[Path]:
-    """Return what belongs to a live store, without locks, what is being restored, and stores that were replaced."""
+    """Return the files and folders of a live store, without locks, hidden ones such as RESTORING, and replaced stores."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -295,7 +299,7 @@ def list_contents(folder: Path) -> list[Path]:
 
 
 def list_replaced(folder: Path, replace: bool) -> list[Path]:
-    """Return what a restored store replaces. Raises ConfigError if there is anything, unless it may be replaced."""
+    """Return the files and folders that a restored store replaces. Raises ConfigError if there are any and not `replace`."""
     contents = list_contents(folder)
     if contents and not replace:
         raise ConfigError(
@@ -306,7 +310,10 @@ def list_replaced(folder: Path, replace: bool) -> list[Path]:
 
 
 def set_contents_aside(folder: Path, contents: list[Path]) -> Path | None:
-    """Move a store into a new folder inside of its own, which may be a mount that cannot be renamed. Return the new folder."""
+    """Move a store's contents into a new folder inside its own. Return the new folder, None without contents.
+
+    The store's folder itself may be a mount, which cannot be renamed.
+    """
     if not contents:
         return None
     number = next(number for number in count(1) if not (folder / f"{REPLACED}-{number}").exists())
@@ -318,7 +325,7 @@ def set_contents_aside(folder: Path, contents: list[Path]) -> Path | None:
 
 
 def remove_contents(folder: Path) -> None:
-    """Empty a folder that was empty before."""
+    """Remove everything in a folder: it was empty before a backup that failed."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

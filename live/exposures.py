@@ -3,7 +3,7 @@
 An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share. Rows are
 gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds; maintenance merges the files of an hour
 (exposure_merges.py). A killed gateway loses the rows in memory, but no events: they have a log of their own. An erasure leaves
-a mark, by which a gateway leaves the user out of answers in memory.
+a mark, so that gateways write the answers that they have in memory without the erased user's id.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FOLDER = "exposures"
 FLUSH_ROWS, FLUSH_S = 10_000, 10.0
 MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are dropped and counted
 DAY_S = 86_400
-ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; held while marks are written or answers are
-MARKED_S = 7 * DAY_S  # no answer stays in memory for longer
-REMOVED_FILE = "removed.json"  # until when answers were removed, unix milliseconds
-MERGES_FILE = "merges.json"  # name of a file -> those that it replaces (exposure_merges.py)
-RETAINED_EVERY_S, RETAINED_SHARE = 600.0, 0.01  # retention looks at all files so often, and after this share of `keep_bytes`
+ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; a lock held while marks or answers are written
+MARKED_S = 7 * DAY_S  # how long a mark is kept: no answer stays in memory for longer
+REMOVED_FILE = "removed.json"  # the time, unix milliseconds, up to which retention has removed answers
+MERGES_FILE = "merges.json"  # name of a file -> names of the files that it replaces (exposure_merges.py)
+RETAINED_EVERY_S, RETAINED_SHARE = 600.0, 0.01  # retention runs this often, and whenever this share of `keep_bytes` was written
 FILE_NAME = re.compile(r"exposures-\d{13}-\d+-\d+\.parquet")  # unix milliseconds, process, number of the file
-# Marks in `degraded`: the challenger failed, and the champion answered; the gateway's own popular items
+# Marks in `degraded`. FAILED: the challenger failed, and the champion answered. FALLBACK: the gateway's own popular items
 FAILED, FALLBACK = "challenger", "gateway_fallback"
 SOURCE_NAMES = {int(source): source.name.lower() for source in Sources if source.name}
 SCHEMA = pa.schema(
@@ -73,10 +73,10 @@ class Exposure:
     experiment, arm: "" outside of experiments
     item_ids, scores: in the served order; teams: of interleaving (trials/interleaving.py), None elsewhere.
     latency_ms: from the request to the servers' answer; None where it is not known
-    assignment: probability with which the user met this arm; 1 outside of experiments
+    assignment: probability with which the user was assigned to this arm; 1 outside of experiments
     propensities: for each item, the probability that the answer's random draws put it at its place, given the items before
-        it; None where that is not known, and in place of all where the server does not say
-    sources: for each item, what proposed it: bits of SOURCE_NAMES; None where the server does not say
+        it, None for an item where that is not known; None instead of the list where the server does not say
+    sources: for each item, what proposed it: bits of SOURCE_NAMES; None instead of the list where the server does not say
     """
 
     request_id: str
@@ -96,9 +96,10 @@ class Exposure:
 
 
 class ExposureLog:
-    """Appends answers. share: of the answers that are kept; keep_days, keep_bytes: age and total size beyond which files go.
+    """Gathers answers in memory, and writes them to files in a thread. Belongs to one event loop.
 
-    Safe to call from one event loop: `add` only appends, a thread writes.
+    folder: of the live store; share: share of all answers that is kept besides those of experiments
+    keep_days, keep_bytes: age and total size beyond which the oldest files are removed
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ExposureLog:
         self._rows: list[Exposure] = []
         self.dropped = 0
         self._files = 0
-        self._retained_s, self._new_bytes = float("-inf"), 0  # when retention was applied, and what was written since
+        self._retained_s, self._new_bytes = float("-inf"), 0  # when retention last ran, and how much was written since
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
         self._thread.start()
@@ -130,7 +131,7 @@ class ExposureLog:
             self._wake.set()
 
     def flush(self) -> None:
-        """Write what was added, and apply the retention where it is due.
+        """Write what was added, and apply retention if it is due.
 
         Raises OSError; what could not be written stays in memory.
         """
@@ -151,7 +152,7 @@ class ExposureLog:
                     log.warning("old exposures are not removed: %s", error)
 
     def close(self) -> None:
-        """Write the rest and stop."""
+        """Stop the thread, and write the rest. Raises OSError."""
         self._closed = True
         self._wake.set()
         self._thread.join()
@@ -179,7 +180,7 @@ class ExposureLog:
 
 
 def list_exposure_files(folder: Path) -> list[Path]:
-    """Return the files that hold a log, oldest first, each answer once. folder: `exposures` in the live store's folder"""
+    """Return the files that together hold each answer of a log once, oldest first. folder: `exposures` in the live store"""
     paths = list_all_files(folder)
     merges = read_merges(folder)  # after the files were listed: a file that replaces others is recorded before it is written
     replaced = {name for path in paths for name in merges.get(path.name, ())}
@@ -187,12 +188,12 @@ def list_exposure_files(folder: Path) -> list[Path]:
 
 
 def list_all_files(folder: Path) -> list[Path]:
-    """Return the files of a log, oldest first, and those that another one of them replaces."""
+    """Return all files of a log, oldest first, also those that another one replaces."""
     return sorted(path for path in folder.glob("exposures-*.parquet") if FILE_NAME.fullmatch(path.name))
 
 
 def read_merges(folder: Path) -> dict[str, list[str]]:
-    """Return which files replace which once they are written, by name."""
+    """Return the names of the files that each merged file replaces, by its name. A merged file may not be written yet."""
     try:
         return json.loads((folder / MERGES_FILE).read_text())
     except FileNotFoundError:
@@ -200,14 +201,14 @@ def read_merges(folder: Path) -> dict[str, list[str]]:
 
 
 def parse_written_ms(file: Path) -> int:
-    """Return when a file of a log was written, unix milliseconds: all its answers are older."""
+    """Return when a file of a log was written, unix milliseconds. No answer in it is later."""
     return int(file.name.split("-")[1])
 
 
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
-    """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them.
+    """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return the removed files.
 
-    Gateways beside this one write the same log, and may remove its files meanwhile.
+    Other gateways write the same log, and may remove its files meanwhile. Raises ArtifactError (`read_removed_ms`).
     """
     sizes = {}
     for path in list_exposure_files(folder):
@@ -227,9 +228,9 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
 
 
 def read_removed_ms(folder: Path) -> int:
-    """Return until when answers were removed, unix milliseconds; 0 for none. folder: as in `list_exposure_files`
+    """Return the time up to which retention removed answers, unix milliseconds; 0 if it removed none.
 
-    Raises ArtifactError for a file that cannot be read.
+    folder: as in `list_exposure_files`. Raises ArtifactError for a file that cannot be read.
     """
     path = folder / REMOVED_FILE
     try:
@@ -252,9 +253,10 @@ def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
 
 
 def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -> pa.Table:
-    """Return the latest answers of a live store's log that `wanted` holds for, oldest first, `count` at most.
+    """Return the latest answers of a live store's log that match `wanted`, at most `count`, oldest first.
 
-    Files written before `from_ms` (unix milliseconds) are not read, nor are those that are older than what was found.
+    Files are read from the newest back, until there are `count` answers, or a file was written before `from_ms` (unix
+    milliseconds). Raises ArtifactError for a file that cannot be read.
     """
     parts: list[pa.Table] = []
     for path in reversed(list_exposure_files(folder / FOLDER)):
@@ -269,7 +271,8 @@ def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -
 def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     """Set the user id of a user's logged answers to null. Return the number of these answers.
 
-    Answers given until `erased_ms` (unix milliseconds) that gateways have in memory will be written without the id.
+    Gateways will write the answers until `erased_ms` (unix milliseconds) that they have in memory without the id.
+    The caller holds the lock of maintenance.
     """
     (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
     with hold_lock(folder / FOLDER / ERASED_LOCK):
@@ -318,7 +321,7 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table | No
 
 
 def _read_marks(folder: Path) -> dict[str, int]:
-    """Return when users were erased, unix milliseconds by digest."""
+    """Return when users were erased: unix milliseconds by `digest_user`."""
     with suppress(FileNotFoundError):
         marks = map(json.loads, (folder / ERASED).read_text().splitlines())
         return {mark["user"]: mark["erased_ms"] for mark in marks}
@@ -333,5 +336,5 @@ def _leave_out_erased(answer: Exposure, erased_ms: dict[str, int]) -> int | None
 
 
 def digest_user(user_id: int) -> str:
-    """Return the SHA-256 of a user id as text: what is kept of a user who was erased."""
+    """Return the SHA-256 of a user id as text, in hex. Marks and proofs of erasures hold it in place of the id."""
     return hashlib.sha256(str(user_id).encode()).hexdigest()

@@ -22,13 +22,13 @@ from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.shared.redis_state import RedisState
 from serving.live.store import open_store
 
-out = Console(soft_wrap=True, highlight=False, markup=False)  # names of events are not markup
+out = Console(soft_wrap=True, highlight=False, markup=False)  # brackets in the names of events must not be read as markup
 
 
 def show_user(snapshot: Snapshot, user: str, user_id: int, item_texts: Mapping[int, str]) -> None:
     """Print a user's events and history, and the columns that upsert set.
 
-    user: the id as the shop writes it; item_texts: published items' ids likewise, by `item_id`
+    user: the id as the shop writes it; item_texts: the same for published items, by the id on the wire
     """
     change = snapshot.read_change(USER_CHANGED, user_id)
     if change.columns:
@@ -87,7 +87,7 @@ def show_deferred(folder: Path, shared: RedisState) -> None:
 
 
 def quote_key(key: bytes) -> str:
-    """Return a key as redis-cli takes it in a command that it reads."""
+    """Return a key in the quoted form of redis-cli's interactive mode."""
     parts = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in key)
     return f'"{"".join(parts)}"'
 
@@ -104,7 +104,7 @@ def show_columns(change: Change) -> None:
 
 
 def describe_oldest(changes: Iterable[Change]) -> str:
-    """Return text that follows the number of changes: when the oldest of their columns was set; "" without any."""
+    """Return when the oldest column of the changes was set, as text to follow their number; "" if there is no column."""
     times_ms = [change.set_ms[name] for change in changes for name in change.columns]
     return f", the oldest column {format_time(min(times_ms))}" if times_ms else ""
 
@@ -115,4 +115,5 @@ def format_time(time_ms: int) -> str:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
+    """Return counts as text, without zeros; "none" if all are zero."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
