@@ -31,10 +31,11 @@ from serving.live.writer import Writer
 MESSAGES_PER_BATCH = 2_000
 POLL_S = 0.1
 FETCH_WAIT_MS = 20  # how long a broker holds a fetch without messages
-STATUS_EVERY_S, FIRST_EVERY_S = 5.0, 0.5  # interval of looking for partitions and recording the lag; before any exists
+STATUS_EVERY_S = 5.0  # between two looks for new partitions, which also record the lag
+FIRST_EVERY_S = 0.5  # the same before the topic has any partition
 METADATA_TIMEOUT_S = 1.0
 RECONNECT_MS = 1_000
-TOPICS_NAMED = 10  # where the topic is missing
+TOPICS_NAMED = 10  # other topics that are named when the topic is missing
 REASONS_LOGGED = 10  # refused messages of a batch whose reasons are logged
 LOCK = "consumer.lock"
 
@@ -49,8 +50,8 @@ class EventConsumer:
         self._assigned: set[int] = set()  # partitions
         self._recorded_s = float("-inf")
         self._brokers = brokers
-        self._complaints: set[str] = set()  # what is logged once in an outage, which may last for days
-        self._fetch_complaints: set[str] = set()  # the same of partitions, until messages come again
+        self._complaints: set[str] = set()  # subjects that were logged in this outage, which may last for days
+        self._fetch_complaints: set[str] = set()  # errors of partitions that were logged since messages last came
         self._seen: dict[int, int] = {}  # the latest offset read from each partition
 
     def run(self, stop: threading.Event) -> None:
@@ -70,7 +71,7 @@ class EventConsumer:
                 "bootstrap.servers": self._brokers,
                 "group.id": f"recommender-live-{socket.gethostname()}",  # librdkafka requires one; nobody joins it
                 "enable.auto.commit": False,
-                "auto.offset.reset": "earliest",  # where the wanted message is gone
+                "auto.offset.reset": "earliest",  # if the topic no longer has the message at the assigned offset
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "reconnect.backoff.max.ms": RECONNECT_MS,
                 "log_level": 0,
@@ -78,6 +79,7 @@ class EventConsumer:
         )
 
     def _complain(self, about: str, complaint: str) -> None:
+        """Log a complaint, once about each subject until the topic can be read again."""
         if about not in self._complaints:
             log.warning("%s", complaint)
             self._complaints.add(about)
@@ -96,7 +98,7 @@ class EventConsumer:
             self.append_messages(valid_messages)
 
     def _assign_partitions(self, consumer: Consumer) -> None:
-        """Assign new partitions, and record the lag."""
+        """Look for new partitions, assign them, and record the lag or the outage in the store."""
         self._recorded_s = time.monotonic()
         try:
             topics = consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
@@ -128,7 +130,8 @@ class EventConsumer:
             lag = sum(high - offsets[number] for number, (_, high) in bounds.items())
             status = {"kafka_broker_down": 0, "kafka_topic_missing": int(not bounds), "kafka_lag": lag}
             self._writer.count(txn, {}, kafka_seen_ms=self._writer.now_ms(), **status)
-        began_anew = any(offsets[number] < before.get(number, 0) for number in bounds)  # else it would wait at its old place
+        # librdkafka must be told that a topic was created again: otherwise it would wait at the former, higher offset.
+        began_anew = any(offsets[number] < before.get(number, 0) for number in bounds)
         if set(bounds) != self._assigned or began_anew:
             consumer.assign([TopicPartition(self._topic, number, offsets[number]) for number in bounds])
             self._assigned = set(bounds)
@@ -141,7 +144,10 @@ class EventConsumer:
         return bounds
 
     def _choose_starts(self, txn: lmdb.Transaction[bytes], bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Return the next offset of each partition; messages that the broker removed unread are counted as lost."""
+        """Return the next offset of each partition, and store it. Count messages that the broker removed unread as lost.
+
+        bounds: partition -> (first offset that the broker has, offset after the last)
+        """
         offsets, lost = read_offsets(txn, self._writer.store, self._topic), 0
         for number, (low, high) in bounds.items():
             if offsets.get(number, 0) > high:
@@ -149,7 +155,7 @@ class EventConsumer:
                 offsets[number] = low
             elif number in offsets and offsets[number] < low:
                 lost += low - offsets[number]
-                log.warning("%s [%d]: messages %d to %d are gone", self._topic, number, offsets[number], low)
+                log.warning("%s [%d]: messages %d to %d are gone", self._topic, number, offsets[number], low - 1)
             offsets[number] = max(offsets.get(number, 0), low)
         write_offsets(txn, self._writer.store, self._topic, offsets)
         if lost:
@@ -157,7 +163,7 @@ class EventConsumer:
         return offsets
 
     def append_messages(self, messages: Sequence[Message]) -> None:
-        """Make the events of messages durable, each message once."""
+        """Make the events of messages durable, each message once. Count and log the messages that are refused."""
         writer = self._writer
         partitions = np.array([message.partition() for message in messages])
         offsets = np.array([message.offset() for message in messages])
