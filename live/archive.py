@@ -25,7 +25,7 @@ from serving.live.writer import Writer
 EVENTS_PER_SEGMENT = 1_000_000
 LAST_SEQUENCE = (1 << 63) - 1
 EVENTS_PER_READ = 65_536
-CLOCK_ERROR_MS = 86_400_000
+CLOCK_ERROR_MS = 86_400_000  # by which the clock may have been wrong when an event arrived
 TYPES = ("observed", "item changed", "user changed", "user evicted", "item forgotten")  # by the type's code in HEADER
 FLAGS = {
     "positive": Flags.POSITIVE,
@@ -55,11 +55,11 @@ class Segment:
 
 def list_segments(folder: Path) -> list[Segment]:
     """Return the archive's segments in the order of the log."""
-    found = []
+    segments = []
     for path in (folder / ARCHIVE).glob("events-*.parquet"):
         _, first, last = path.stem.split("-")
-        found.append(Segment(path, int(first), int(last)))
-    return sorted(found, key=lambda segment: segment.first)
+        segments.append(Segment(path, int(first), int(last)))
+    return sorted(segments, key=lambda segment: segment.first)
 
 
 def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Iterator[tuple[np.ndarray, EventBatch]]:
@@ -80,9 +80,9 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
                 try:
                     yield from read_segment(segment, names, after, most)
                 except FileNotFoundError:
-                    if segment in list_segments(folder):  # not removed: a link to a missing file
+                    if segment in list_segments(folder):  # retention did not remove it: it is a link to a missing file
                         raise
-                    break  # read store and archive anew, in case the store has its events too
+                    break  # read store and archive anew, in case the store still has the segment's events
                 after = segment.last
             if archived:
                 continue
@@ -93,14 +93,14 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
 
 
 def find_start(folder: Path, since_ms: int) -> int:
-    """Return a sequence after which the log has all events that arrived since `since_ms`, with some earlier ones.
+    """Return a sequence after which the log has all events that arrived since `since_ms` (unix milliseconds).
 
-    The clock may have been wrong by CLOCK_ERROR_MS.
+    Some earlier events come after it too, because the clock may have been wrong by CLOCK_ERROR_MS.
     """
     earliest_ms, start = since_ms - CLOCK_ERROR_MS, 0
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         if start := snapshot.find_last_before(earliest_ms):
-            return start  # nothing in the archive is younger
+            return start  # events in the archive are older
     for segment in list_segments(folder):
         if read_latest_arrival_ms(segment) >= earliest_ms:
             break
@@ -123,7 +123,7 @@ def read_segment(
 
 
 def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> Segment:
-    """Write events as a closed segment, whole or not at all, and make it durable. sequences: int64 [N] ascending"""
+    """Write events as a closed segment, as a whole or not at all, and make it durable. sequences: int64 [N] ascending"""
     archive = folder / ARCHIVE
     archive.mkdir(mode=0o700, exist_ok=True)
     first, last = int(sequences[0]), int(sequences[-1])
@@ -189,9 +189,10 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
 
 
 def read_before(snapshot: Snapshot, older_than_ms: int, now_ms: int) -> list[tuple[int, bytes]]:
-    """Return (sequence, packed event) of the log's first events, up to one that arrived in `older_than_ms` … `now_ms`.
+    """Return (sequence, packed event) of the log's first events, at most EVENTS_PER_SEGMENT.
 
-    The log is read no further, because a long read keeps LMDB from reusing old pages, and its file grows.
+    Reading stops before the first event that arrived between `older_than_ms` and `now_ms`, because a long read keeps LMDB from
+    reusing old pages, so that its file grows. An arrival after `now_ms` was stamped by a wrong clock, and does not stop it.
     """
     rows: list[tuple[int, bytes]] = []
     for sequence, packed in islice(snapshot.read_events(), EVENTS_PER_SEGMENT):
@@ -202,19 +203,21 @@ def read_before(snapshot: Snapshot, older_than_ms: int, now_ms: int) -> list[tup
 
 
 def count_older(received_ms: np.ndarray, older_than_ms: int) -> int:
-    """Return how many of the events of `read_before` to archive. received_ms: int64 [N] in the log's order
+    """Return how many of the events of `read_before` to archive: all up to the last that arrived before `older_than_ms`.
 
-    The clock may have been wrong when they arrived. Where it was behind, an event waits for those before it. Where it was so
-    far ahead that it stamped a time still to come, the event goes with the next one behind it whose time can be right.
+    received_ms: int64 [N] in the log's order
+
+    The clock may have been wrong when they arrived. An event whose clock was slow is archived no sooner than the events before
+    it. An event that a fast clock stamped with a time still to come is archived with the next event that is old enough.
     """
     older = np.flatnonzero(received_ms < older_than_ms)
     return int(older[-1]) + 1 if len(older) else 0
 
 
 def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | None) -> list[Segment]:
-    """Remove segments whose events all arrived before `older_than_ms`, then the oldest until `most_bytes` are left.
+    """Remove segments whose events all arrived before `older_than_ms`, then the oldest until at most `most_bytes` are left.
 
-    None: no such bound. Returns the removed segments.
+    None: no such bound. Return the removed segments.
     """
     kept, dropped = list_segments(folder), []
     while kept:

@@ -14,11 +14,11 @@ from serving.live.store import Store
 from serving.live.writer import Writer
 
 DEFERRED = b"deferred "  # then join key and id -> the sequence after which the entity's events wait
-MOST_DEFERRED = 1_000  # more bad keys are a fault of Redis or of what writes there, and sharing waits for its end
+MOST_DEFERRED = 1_000  # more bad keys are a fault of Redis or of another writer; sharing stops until it is corrected
 
 
 class Deferred(NamedTuple):
-    """A user or an item whose events wait. join_key: of the view"""
+    """A user or an item whose events wait, and the key under which the store's metadata holds it. join_key: of the view"""
 
     join_key: str
     entity_id: int
@@ -55,19 +55,19 @@ def defer(writer: Writer, view: View, entity_ids: Collection[int], after: int) -
     if len(deferred.keys() | added) > MOST_DEFERRED:
         raise DependencyError(
             f"Redis has more than {MOST_DEFERRED:,} users and items whose keys cannot be read. Expected hashes as Feast writes "
-            "them. `python -m live inspect` lists the first of these keys. Correct what writes them, and remove them."
+            "them. `python -m live inspect` lists the first of these keys. Correct their writer, and remove these keys."
         )
     _write(writer, {each: after for each in added if deferred.get(each, after + 1) > after})
     return {each.entity_id for each in added - deferred.keys()}
 
 
 def advance(writer: Writer, view: View, afters: Mapping[int, int]) -> None:
-    """Let only the events of entities after a later sequence wait. afters: that sequence by id"""
+    """Let only later events of deferred entities wait. afters: id -> the sequence after which its events wait from now on"""
     _write(writer, {Deferred(view.join_key, entity_id): after for entity_id, after in afters.items()})
 
 
 def resume(writer: Writer, view: View, entity_ids: Collection[int]) -> int:
-    """Let no event of entities wait any more. Return how many of them had been deferred."""
+    """Let the events of entities no longer wait. Return how many of the entities had been deferred."""
     with writer.transaction() as txn:
         return sum(txn.delete(Deferred(view.join_key, each).pack(), db=writer.store.meta) for each in entity_ids)
 

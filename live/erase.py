@@ -1,8 +1,8 @@
 """Erase a user's events and answers from store, archive, exposure log and Redis, and prove that nothing is left.
 
 An event stays in the log without its user and texts, so that the counts of its item can be replayed. What a generation learned
-stays until the next one; the weights from which that would start are removed. LMDB reuses freed pages before the file grows;
-until then they hold old bytes without a reference.
+stays until the next generation. The weights from which the next one would start are removed. Freed pages of LMDB's file keep
+their bytes, unreferenced, until LMDB reuses them, which it does before the file grows.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from serving.live.store import CHANGE, LEARNED, Store, make_erased_key, make_id_
 from serving.live.writer import BETWEEN_WRITES_S, Writer, read_wall_clock_ms
 
 PROOFS = "erasures.jsonl"
-SHARED_WITHIN_S = 10.0
-EVENTS_PER_READ = 4_096  # of which a transaction changes those of the user
+SHARED_WITHIN_S = 10.0  # how long an erasure waits until Redis has this machine's log
+EVENTS_PER_READ = 4_096  # searched at a time; one transaction changes the user's events among them
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ def erase_user(writer: Writer, user_id: int, shared: RedisState | None = None) -
 
 
 def remove_learned(folder: Path) -> None:
-    """Remove the weights from which the next generation would start. Raises RecommenderError. folder: of the live store"""
+    """Remove the weights from which the next generation would start. folder: of the live store
+
+    Raises RecommenderError if they cannot be removed.
+    """
     if (folder / LEARNED).exists():
         try:
             shutil.rmtree(folder / LEARNED)
@@ -109,7 +112,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
 
 
 def erase_from_store(writer: Writer, user_id: int) -> Counter[str]:
-    """Anonymize a user's events and remove their records. Return counts by database.
+    """Anonymize a user's events and remove the user's records. Return the counts of removed entries by place.
 
     Each transaction is short, because new events wait for it. The last one covers the events that came during the others. Until
     then the records stay: an erasure that was interrupted can be seen, and run again.
@@ -144,7 +147,10 @@ def erase_from_store(writer: Writer, user_id: int) -> Counter[str]:
 def find_events(
     txn: lmdb.Transaction[bytes], store: Store, user_id: int, after: int, most: int | None = None
 ) -> tuple[int, list[bytes]]:
-    """Return the last of the first `most` sequences after one, and the keys of those that are a user's events."""
+    """Search the first `most` events (None: all) after the sequence `after` for a user's events.
+
+    Return the last sequence that was searched (`after` if there is none), and the keys of the user's events.
+    """
     cursor = txn.cursor(store.events)
     rows = list(islice(cursor.iternext(), most)) if cursor.set_range(make_sequence_key(after + 1)) else []
     headers = np.frombuffer(b"".join(packed[: HEADER.itemsize] for _, packed in rows), HEADER)
@@ -153,7 +159,7 @@ def find_events(
 
 
 def anonymize_events(txn: lmdb.Transaction[bytes], store: Store, keys: Sequence[bytes]) -> Counter[str]:
-    """Anonymize events of the log, and remove their ids and changes, within a transaction. Return counts by database."""
+    """Anonymize events of the log, and remove their ids and changes, within a transaction. Return counts by place."""
     removed = Counter[str](events=len(keys))
     for key in keys:
         packed = txn.get(key, db=store.events)
@@ -168,7 +174,7 @@ def anonymize_events(txn: lmdb.Transaction[bytes], store: Store, keys: Sequence[
 def wait_until_shared(writer: Writer, shared: RedisState, user_id: int) -> None:
     """Wait until Redis has this machine's anonymized log. Raises RecommenderError after SHARED_WITHIN_S.
 
-    Events of the user that this machine has not shared yet would create the hash again.
+    Otherwise events of the user that are still to be shared would create the user's hash again.
     """
     deadline_s = time.monotonic() + SHARED_WITHIN_S
     last = writer.store.read_progress().last_sequence
@@ -191,7 +197,7 @@ def read_shared_sequence(store: Store, shared: RedisState) -> int:
 
 
 def anonymize(batch: EventBatch, rows: np.ndarray) -> EventBatch:
-    """Return all events, where those that `rows`, bool [N], selects have lost their user and texts."""
+    """Return a copy of all events, in which the selected ones have no user and no texts. rows: bool [N]"""
     headers = batch.headers.copy()
     headers["user_id"][rows] = 0
     headers["flags"][rows] |= np.uint16(Flags.ERASED)
@@ -214,7 +220,7 @@ def erase_from_segment(folder: Path, segment: Segment, user_id: int) -> int:
 
 
 def search_user(folder: Path, user_id: int, shared: RedisState | None = None) -> dict[str, int]:
-    """Return how many traces of a user are in store, archive, exposure log and Redis, by place."""
+    """Count the traces of a user in store, archive, exposure log and Redis. Return the counts by place, zeros included."""
     user_ids = np.array([user_id])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         left = {

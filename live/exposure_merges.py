@@ -1,10 +1,10 @@
 """Merge the small files of the exposure log: gateways write one every ten seconds, and reading takes some 2 ms a file.
 
-    files of a past hour ─▶ record which file replaces which ─▶ write that file: readers leave the others out from here on
-                                                             ─▶ the next round of maintenance removes the others
+    parts of a past hour ─▶ record which file replaces them ─▶ write that file: from here on, readers leave the parts out
+                                                            ─▶ the next round of maintenance removes the parts
 
-A crash leaves either the others or the file that replaces them, never both for readers. The others stay for a round, because a
-reader may just have listed them.
+Whenever a crash comes, readers see either the parts or the file that replaces them, never both. The parts stay for a round,
+because a reader may just have listed them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from live.exposures import FOLDER, MERGES_FILE, list_all_files, list_exposure_fi
 from serving.contract.durable import make_durable, replace_durably
 
 HOUR_MS = 3_600_000
-MERGED_BYTES = 8 << 20  # together, before they are merged; some 50 MB in memory
+MERGED_BYTES = 8 << 20  # of the parts of one merged file; they take some 50 MB of memory
 
 
 def merge_exposures(live: Path, now_ms: int) -> int:
-    """Remove what the last round has merged, and merge the files of past hours, hour by hour. Return how many were merged.
+    """Remove the parts that the last round has merged, then merge the files of past hours. Return how many files were merged.
 
-    live: folder of the live store. The caller holds the lock of maintenance
-
+    live: folder of the live store; now_ms: unix milliseconds. The caller holds the lock of maintenance.
     Raises ArtifactError for a file that cannot be read.
     """
     folder = live / FOLDER
@@ -39,13 +38,13 @@ def merge_exposures(live: Path, now_ms: int) -> int:
         record_merges(folder, merges)
     for name, parts in merges.items():
         tables = [table for part in parts if (table := read_file(folder / part)) is not None]
-        if tables:  # retention may remove them meanwhile
+        if tables:  # retention may have removed all parts meanwhile
             write_table(folder / name, pa.concat_tables(tables).combine_chunks())
     return sum(map(len, merges.values()))
 
 
 def remove_merged(folder: Path) -> None:
-    """Remove files that another one replaces, and their record."""
+    """Remove files that another one replaces, then the record of what replaces them."""
     merged = {path.name for path in list_all_files(folder)} - {path.name for path in list_exposure_files(folder)}
     for name in merged:
         (folder / name).unlink(missing_ok=True)
@@ -54,7 +53,7 @@ def remove_merged(folder: Path) -> None:
 
 
 def choose_merges(folder: Path, now_ms: int) -> dict[str, list[str]]:
-    """Return which files to merge: the name of the new one -> those that it replaces, in order."""
+    """Choose the files to merge. Return the name of each new file -> the names of its parts, oldest first."""
     runs: list[list[Path]] = []
     hour, room = -1, 0
     for path in list_exposure_files(folder):
@@ -63,7 +62,7 @@ def choose_merges(folder: Path, now_ms: int) -> dict[str, list[str]]:
             break
         try:
             size = path.stat().st_size
-        except FileNotFoundError:  # a gateway's retention
+        except FileNotFoundError:  # a gateway's retention removed it
             continue
         if written_hour != hour or size > room:
             runs.append([])
@@ -81,7 +80,10 @@ def choose_merges(folder: Path, now_ms: int) -> dict[str, list[str]]:
 
 
 def choose_name(written_ms: int, taken: set[str]) -> str:
-    """Return a free name for answers that were all written until `written_ms`. No process has the number 0."""
+    """Return a free name for a merged file whose latest part was written at `written_ms`, unix milliseconds.
+
+    It has 0 as the number of the process, which no gateway has.
+    """
     number = 0
     while (name := f"exposures-{written_ms:013d}-0-{number}.parquet") in taken:
         number += 1
@@ -89,6 +91,6 @@ def choose_name(written_ms: int, taken: set[str]) -> str:
 
 
 def record_merges(folder: Path, merges: Mapping[str, Sequence[str]]) -> None:
-    """Make durable what `read_merges` returns."""
+    """Write the record that `read_merges` reads. merges: from `choose_merges`"""
     with replace_durably(folder / MERGES_FILE) as file:
         file.write(json.dumps(merges).encode())

@@ -16,7 +16,7 @@ ALWAYS_MS = 1 << 62  # later than everything
 
 
 def forget_items(writer: Writer, item_ids: Sequence[int] | None = None, before_ms: int = ALWAYS_MS) -> dict[int, list[str]]:
-    """Forget the columns of items that were set before a moment. Return their names by item, without items that had none.
+    """Forget the columns of items that were set before a moment. Return the names of the forgotten columns by item id.
 
     item_ids: None for all items; before_ms: unix milliseconds; by default all columns are forgotten
     """

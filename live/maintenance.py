@@ -27,10 +27,10 @@ from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Write
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
-MOST_DAYS = 36_500.0  # that a command accepts: moments stay within what a clock can say
+MOST_DAYS = 36_500.0  # the most that a command accepts, so that times stay within the range of a datetime
 LOCK = "maintenance.lock"
 LOCK_TIMEOUT_S = 600.0  # a backup of a large store, or a round after a long pause, takes minutes
-NOTED_S, POLL_S = 2.0, 0.05  # a wait that is longer is logged
+NOTED_S, POLL_S = 2.0, 0.05  # a wait of more than NOTED_S is logged
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
 CHANGES_LEFT = 10_000  # fewer superseded changes are not worth a transaction
 USERS_PER_WRITE = 1_000  # a long transaction would delay events
@@ -74,10 +74,10 @@ def maintain(
     exported_until_ms: int | None = None,
     generation: Seeds | None = None,
 ) -> Round:
-    """Do one round. Meanwhile other processes may write, but none may maintain (see `lock`).
+    """Do one round. Meanwhile other processes may write, but none may maintain: the caller holds `lock`.
 
     now_ms: unix milliseconds; exported_until_ms: the serving generation's clock, as in `find_archived_until`
-    generation: what it knows of users
+    generation: what the serving generation knows of users; None: no user is evicted for it (`evict_surpassed`)
     """
     folder = writer.store.folder
     archived, written = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
@@ -91,9 +91,9 @@ def maintain(
 
 
 def choose_archived_until(writer: Writer, key_days: float, now_ms: int, exported_until_ms: int | None) -> int:
-    """Return what `find_archived_until` does; where a store is more than half full, only `key_days` count.
+    """Return the moment before which events leave the store, in unix milliseconds (`find_archived_until`).
 
-    A store that is full refuses events.
+    In a store that is more than half full, only `key_days` counts, because a full store refuses events.
     """
     is_half_full = writer.store.measure_size_bytes() > writer.settings.store_bytes / 2
     return find_archived_until(key_days, now_ms, None if is_half_full else exported_until_ms)
@@ -117,7 +117,7 @@ def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, sessi
     session_since_ms: the bound for anonymous sessions; None: that of users. Returns the number of forgotten users.
     """
     with closing(Reader(writer.store.folder)) as reader:
-        parts = [(user_ids, arrivals_ms) for user_ids, arrivals_ms in read_arrivals(reader)]
+        parts = list(read_arrivals(reader))
     if not parts:
         return 0
     user_ids, arrivals_ms = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -224,7 +224,7 @@ def _wait_for_lock(descriptor: int, folder: Path) -> bool:
 
 
 def _name_holder(folder: Path) -> tuple[str, str]:
-    """Return who holds the lock, and how to find out more of it, in words."""
+    """Return who holds the lock of maintenance, and the command that tells more about it, in words."""
     process = find_holder(folder / LOCK)
     if process is None:
         return "Another process", f"`fuser {folder / LOCK}` names it"
@@ -243,7 +243,7 @@ def wait_for_writers(folder: Path) -> None:
         try:
             with lmdb.open(str(folder), create=False, mode=0o600, max_readers=MAX_READERS) as env:
                 env.begin(write=True).abort()
-        except lmdb.Error:  # the command finds it itself
+        except lmdb.Error:  # the caller opens the store next, and reports the error
             pass
         finally:
             done.set()

@@ -49,9 +49,9 @@ class MessageDecoder:
     def decode(
         self, values: Sequence[bytes | None], times_ms: Sequence[int], now_ms: int
     ) -> tuple[EventBatch, np.ndarray, list[Refusal]]:
-        """Return the events of messages in their order, the place of each in the batch, int64 [N], and the refused messages.
+        """Return the events of messages in their order, the row of each event's message, int64 [N], and the refused messages.
 
-        values: bytes of each message; times_ms: its time, unix milliseconds; now_ms: the clock
+        values: bytes of each message; times_ms: time of each message, unix milliseconds; now_ms: the clock
         """
         refusals: list[Refusal] = []
         observed, changed = Rows(self.inputs), Rows(CHANGE_INPUTS)
@@ -76,7 +76,7 @@ class MessageDecoder:
 
 
 class Rows:
-    """Collects messages of one kind as columns. tensors: the fields that a message may have"""
+    """Collects either events or changes as columns. tensors: the fields that a message may have"""
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         self._tensors = {tensor.name: tensor for tensor in tensors}
@@ -84,7 +84,7 @@ class Rows:
         self._cells: dict[str, list] = {name: [] for name in self._tensors}
 
     def add(self, row: int, fields: Mapping[str, object]) -> None:
-        """Add a message. row: its place in the batch. Raises ValueError with the reason when it does not fit."""
+        """Add a message. row: its place in the batch. Raises ValueError with the reason if a field is unknown or malformed."""
         if unknown := fields.keys() - self._tensors.keys():
             raise ValueError(f"there is no field {min(unknown)[:40]!r}; expected some of {', '.join(self._tensors)}")
         cells = {name: convert_value(tensor, fields.get(name)) for name, tensor in self._tensors.items()}
@@ -95,7 +95,7 @@ class Rows:
     def select_valid(self, find_faults, refusals: list[Refusal]) -> tuple[Arrays, np.ndarray]:
         """Return the valid messages' inputs, [N, 1] by name, and their rows, int64 [N]. Append the others to `refusals`.
 
-        find_faults: inputs -> {row: reason}
+        find_faults: inputs -> {index of a message among those added: reason}
         """
         inputs = {
             name: np.array(self._cells[name], tensor.numpy_dtype).reshape(-1, 1) for name, tensor in self._tensors.items()
@@ -118,7 +118,7 @@ def parse_fields(value: bytes | None) -> dict[str, object]:
 
 
 def convert_value(tensor: TensorSpec, value: object) -> object:
-    """Return a JSON value as the tensor holds it; null takes the tensor's fill value. Raises ValueError with the reason."""
+    """Return a JSON value as the tensor holds it; null becomes the tensor's fill value. Raises ValueError with the reason."""
     if value is None:
         if not tensor.optional:
             raise ValueError(f"{tensor.name} is missing")
