@@ -38,9 +38,10 @@ WHOLE_SHARE = 0.8  # of ALPHA, spent on the comparison from the first answer; al
 
 @dataclass(frozen=True)
 class Span:
-    """The answers of both arms since a start. since_ms: unix milliseconds, 0 for all; alpha: its chance of a false alarm
+    """The answers of both arms since a start.
 
-    count: the challenger's answers
+    since_ms: unix milliseconds, 0 for all; alpha: chance of a false alarm that its comparisons may spend
+    count: number of the challenger's answers
     """
 
     since_ms: int
@@ -52,10 +53,11 @@ class Span:
         return self.since_ms == 0
 
     def take_answers(self, exposures: pa.Table) -> pa.Table:
+        """Return the answers of the span."""
         return exposures if self.is_whole else exposures.filter(pc.greater_equal(exposures["time_ms"], self.since_ms))
 
     def describe(self, harm: str) -> str:
-        """Return a sentence about harm, with the answers it is about unless these are all."""
+        """Return a sentence about harm. If the span is not the whole experiment, it says in how many answers harm was seen."""
         return harm if self.is_whole else f"{harm} (seen in its latest {self.count:,} answers)"
 
 
@@ -74,9 +76,9 @@ def list_spans(times_ms: np.ndarray) -> list[Span]:
 
 
 def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, span: Span) -> str:
-    """Return a sentence on harm that the answers of a span alone show: failures, slowness, few distinct items; "" for none.
+    """Return a sentence on harm that answers show without events: failures, slowness, few distinct items; "" for none.
 
-    exposures: all of the experiment since its last change; tried: the arm whose answers the challenger makes
+    exposures: all answers of the experiment since its last change; tried: the arm whose answers the challenger makes
     """
     exposures = span.take_answers(exposures)
     champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried))
@@ -87,9 +89,10 @@ def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, span: Span) -
 
 
 def find_failures(champion: pa.Table, challenger: pa.Table, fewest: int) -> str:
-    """Return a sentence on how many of its answers the challenger failed, "" if these are too few to matter.
+    """Return a sentence on the share of answers in which the challenger failed; "" if it is no harm.
 
-    Where the champion fails too, as while the server is down, what the challenger fails in addition counts. fewest: answers
+    The champion's share of popular items is subtracted, because both fail while the server is down.
+    fewest: number of answers below which no share is harm
     """
     failures, fallbacks = has_mark(challenger, FAILED), has_mark(champion, FALLBACK)
     if len(failures) >= fewest and failures.mean() - (fallbacks.mean() if len(fallbacks) else 0.0) > MOST_FAILED:
@@ -98,11 +101,11 @@ def find_failures(champion: pa.Table, challenger: pa.Table, fewest: int) -> str:
 
 
 def find_slowness(champion: pa.Table, challenger: pa.Table, mode: Mode, alpha: float) -> str:
-    """Return a sentence with both p99 or both p50; "" unless the challenger's is significantly slower.
+    """Return a sentence with the p99, or the p50, of both arms; "" unless the challenger is significantly slower.
 
-    It is slower if significantly more than 1 % (of p50: half) of its answers take far longer than the champion's quantile. One
-    user may make many slow requests. So answers count as the independent ones that would tell as much (Rao and Scott 1992), and
-    the champion's quantile is the larger of two: with equal weight of answers, and with equal weight of users.
+    It is slower if significantly more than 1 % (for the p50: half) of its answers take far longer than the champion's quantile.
+    One user may make many slow requests. So answers count as the number of independent ones that would tell as much (Rao and
+    Scott 1992), and the champion's quantile is the larger of two: with equal weight of answers, and with equal weight of users.
     Only A/B tests compare the p50: in other modes the challenger answers at the same time as the champion, which slows both.
     """
     champion, challenger = (arm.filter(pc.is_valid(arm["latency_ms"])) for arm in (champion, challenger))
@@ -142,9 +145,9 @@ def is_significantly_more(marked: Arm, share: float, alpha: float) -> bool:
 
 
 def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
-    """Return how many distinct items each arm shows to equally many users, "" if the challenger shows enough.
+    """Return a sentence on how many distinct items each arm shows to equally many users; "" if the challenger shows enough.
 
-    The first list of each user counts: one who comes a hundred times would make any arm look narrow.
+    Only the first list of each user counts: a user who comes a hundred times would make any arm look narrow.
     """
     if min(len(champion), len(challenger)) < LEAST_OBSERVATIONS:
         return ""
@@ -155,7 +158,7 @@ def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
 
 
 def find_drafted_narrowness(interleaved: pa.Table) -> str:
-    """Return how many distinct items of each generation the same lists show, "" if the challenger's are enough."""
+    """Return a sentence on how many distinct items of each generation interleaved lists show; "" if they are enough."""
     interleaved = interleaved.filter(pc.is_valid(interleaved["teams"]))  # null where it failed
     if len(interleaved) < LEAST_OBSERVATIONS:
         return ""
@@ -174,7 +177,7 @@ def find_first_answers(user_ids: pa.ChunkedArray) -> np.ndarray:
 
 
 def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray, users: int) -> str:
-    """Return both numbers of distinct items, "" if the challenger shows enough of them, or too few users saw them."""
+    """Return a sentence with both numbers of distinct items; "" if the challenger shows enough, or too few users saw them."""
     shown = [pc.count_distinct(items).as_py() for items in (champions, challengers)]
     if users < LEAST_USERS or shown[1] >= LEAST_COVERAGE * shown[0]:
         return ""
@@ -182,9 +185,9 @@ def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray
 
 
 def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
-    """Return by how much the challenger is significantly more degraded, less clicked or less converted, "" if it is not.
+    """Return a sentence on how much more degraded, less clicked or less converted the challenger is; "" if not significantly.
 
-    alpha: the chance that any of them is found where there is none
+    alpha: chance that any of the three is found for a harmless challenger
     """
     metrics = () if mode == "shadow" else tuple(REACTIONS)
     alpha /= 1 + len(metrics)

@@ -2,8 +2,8 @@
 
 Both generations rank the same request, then draft items in rounds. In each round a coin decides who is first, and each takes
 its best item that is not taken yet. A click is credited to the team that drafted the item. If both want the same item, it is
-drafted without a coin, and a click on it credits nobody. Crediting one of them would only add noise, most of all where the
-generations differ little. Every user sees both, so such generations are told apart with far fewer requests than in an A/B
+drafted without a coin, and a click on it credits nobody. Crediting one of them would only add noise, most of all if the
+generations differ little. Every user sees items of both, so a small difference shows with far fewer requests than in an A/B
 test.
 
 An item that the rules pin keeps its slot, and a click on it credits nobody either: neither generation chose its place.
@@ -35,7 +35,7 @@ def draft_teams(
 
     champion, challenger: int64 [K], best first, PAD_ID after the last
     seed: of the coins. With the request id as seed, a request has the same draft in every process.
-    pins: items with their slots, 0 at the top. A pin counts if the item is in a list, and in no list at another place
+    pins: (item, slot), slot 0 at the top. A pin counts if a list has the item there, and no list has it elsewhere
     """
     length = len(champion)
     items, teams = np.full(length, PAD_ID, np.int64), np.full(length, NOBODY, np.int8)

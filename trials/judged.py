@@ -1,4 +1,4 @@
-"""Read the answers and events of a running experiment at every look: only new ones, and of as many users as fit in memory."""
+"""Read the answers and events of a running experiment again and again: only new ones, of as many users as fit into memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from serving.live.events import OBSERVED, EventBatch
 from serving.live.experiment import Experiment
 from serving.live.reader import Reader
 
-WAITS_MS = 600_000  # a gateway writes answers within seconds
-MOST_PARTS = 8  # of the log in memory, 65,536 events each
+WAITS_MS = 600_000  # how long an event waits for its answer, which a gateway writes within seconds
+MOST_PARTS = 8  # parts of the log in memory, 65,536 events each
 MOST_ANSWERS = 400_000  # in memory; some 300 MB while they are judged
 COLUMNS = (
     *("request_id", "time_ms", "user_id", "generation", "degraded", "experiment", "arm"),
@@ -27,7 +27,7 @@ COLUMNS = (
 class JudgedEvents:
     """The events that react to the answers of the running experiment. folder: of the live store
 
-    An event may arrive before a gateway writes its answer, so an event without one is kept for WAITS_MS.
+    An event may arrive before a gateway writes the answer. So an event without an answer is kept for WAITS_MS.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,10 @@ class JudgedEvents:
         self._kept = EventBatch.join([])
 
     def read(self, experiment: Experiment, answers: pa.Table) -> list[tuple[np.ndarray, EventBatch]]:
-        """Read the events since the last call. Return all, as `join_feedback` takes them. answers: of JudgedAnswers"""
+        """Read the events since the last call. Return those of all calls, as `join_feedback` takes them.
+
+        answers: from `JudgedAnswers.read`
+        """
         if not Reader(self._folder).exists():
             return []
         version = experiment.name, experiment.changed_ms
@@ -55,7 +58,7 @@ class JudgedEvents:
 
 
 def take_reactions(batch: EventBatch) -> EventBatch:
-    """Return the observed events that name an answer, without their users and all other texts: no erasure reaches them here."""
+    """Return the observed events that name an answer, without user ids and other texts: an erasure cannot reach memory."""
     observed = np.flatnonzero(batch.headers["type"] == OBSERVED).tolist()
     rows = [row for row in observed if batch.request_ids[row]]
     headers, blanks = batch.headers[rows], [b""] * len(rows)
@@ -64,7 +67,7 @@ def take_reactions(batch: EventBatch) -> EventBatch:
 
 
 def take_known(events: EventBatch, answers: set[bytes]) -> EventBatch:
-    """Return the events that name one of `answers`, request ids, and those whose answer may still be written."""
+    """Return the events that name one of `answers`, and those whose answer may still be written. answers: request ids"""
     received_ms = events.headers["received_ms"]
     is_known = np.fromiter((request_id in answers for request_id in events.request_ids), bool, len(events))
     return events.take(np.flatnonzero(is_known | (received_ms > received_ms.max(initial=0) - WAITS_MS)))
@@ -74,7 +77,7 @@ class JudgedAnswers:
     """The answers of the running experiment. folder: of the live store; most: answers in memory
 
     Whenever there are more than `most`, half of the users are left out, with all of their answers. A hash of the user id
-    chooses them, so that it does not depend on what they did.
+    chooses them, so that the choice does not depend on what users did.
     """
 
     def __init__(self, folder: Path, most: int = MOST_ANSWERS) -> None:
@@ -94,7 +97,7 @@ class JudgedAnswers:
         if version != self._version:
             self._version, self._tables, self._share = version, {}, 1.0
         listed = [path for path in list_exposure_files(self._folder) if parse_written_ms(path) >= experiment.changed_ms]
-        self._tables = {path: self._tables[path] for path in listed if path in self._tables}  # others were merged into one
+        self._tables = {path: self._tables[path] for path in listed if path in self._tables}  # merged files are not listed
         count = sum(len(table) for _, table in self._tables.values())
         wanted = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)
         for path in listed:
@@ -112,7 +115,7 @@ class JudgedAnswers:
         return answers.append_column("sources", pa.nulls(len(answers), SCHEMA.field("sources").type))
 
     def _leave_out(self) -> int:
-        """Leave out half of the users until the answers are not too many. Return their number."""
+        """Leave out half of the users, again and again until at most `most` answers are left. Return their number."""
         while True:
             self._share /= 2
             self._tables = {path: (stamp, take_users(table, self._share)) for path, (stamp, table) in self._tables.items()}

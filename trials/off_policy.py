@@ -1,15 +1,15 @@
 """Estimate what a policy would have earned from a log of another policy's decisions.
 
-A decision is one shown item. `weights` are the ratio of two probabilities of it: under the policy to judge (target) and under
-the one that was logged (propensity). Estimators:
+A decision is one shown item. Its weight is target / propensity: the item's probability under the policy to judge, divided by
+that under the logged policy. Estimators:
 
     IPS     mean(weight * reward)                              unbiased; noisy where weights are large
     SNIPS   sum(weight * reward) / sum(weight)                 less noisy, slightly biased
     DR      mean(model of target + weight * (reward - model))  as unbiased as IPS, less noisy where the reward model is good
 
-and for slates (several shown items that are one decision): the same weighting with the product of the weights of the whole
-slate (standard), with each position's own weight (independent: positions do not influence each other), or with the product down
-to that position (cascade: a user reads from the top). SNIPS and DR of slates are those of their positions, summed.
+A slate is several items that are shown together. The reward of a position is weighted by the product of all weights of the
+slate (standard), by the position's own weight (independent: positions do not influence each other), or by the product down to
+the position (cascade: a user reads from the top). SNIPS and DR of slates are those of their positions, summed.
 
 Sources: Rubin 1981 (Bayesian bootstrap); Swaminathan and Joachims 2015 (SNIPS); Dudik, Langford and Li 2011 (DR);
 McInerney et al. 2020 (cascade).
@@ -39,7 +39,7 @@ class TrialError(RecommenderError):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A policy's value with its interval. effective_samples: decisions of an on-policy log that would say as much."""
+    """A policy's value with its 95 % interval. effective_samples: decisions of an on-policy log that would say as much."""
 
     value: float
     low: float
@@ -53,20 +53,21 @@ def compute_importance_weights(targets: np.ndarray, propensities: np.ndarray) ->
     targets, propensities = np.asarray(targets, np.float64), np.asarray(propensities, np.float64)
     if targets.shape != propensities.shape:
         raise TrialError(
-            f"There are {targets.shape} target probabilities and {propensities.shape} propensities; expected one of each."
+            f"Target probabilities have the shape {targets.shape}, propensities {propensities.shape}; expected the same shape. "
+            "Give one of each for every shown item."
         )
     if not (np.isfinite(targets).all() and (targets >= 0).all() and (targets <= 1).all()):
-        raise TrialError("A target probability is outside of 0 to 1.")
+        raise TrialError("A target probability is outside of 0 to 1. Correct the probabilities of the policy to judge.")
     if not (np.isfinite(propensities).all() and (propensities > 0).all() and (propensities <= 1).all()):
         raise TrialError(
-            "A propensity is not above 0 and at most 1: what the logged policy never shows, its log cannot judge. "
+            "A propensity is not a number above 0 and at most 1. A log cannot judge what its policy never shows. "
             "Log the propensity of every shown item, and explore."
         )
     return targets / propensities
 
 
 def compute_effective_samples(weights: np.ndarray) -> float:
-    """Return (sum w)^2 / sum w^2 (Kish), 0 without weights."""
+    """Return (sum w)^2 / sum w^2 (Kish); 0 if all weights are 0."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / squares if squares else 0.0
 
@@ -101,7 +102,7 @@ def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, cl
 
 
 def estimate_slate_snips(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: Clusters = None) -> Estimate:
-    """Return the self-normalised estimate of a whole slate. Arguments: as of estimate_slate."""
+    """Return the self-normalised estimate of a whole slate. Arguments: as in `estimate_slate`."""
     weights = weigh_positions(weights, kind)
     return _estimate_slate(weights * rewards, weights, weights, clusters)
 
@@ -116,8 +117,9 @@ def estimate_slate_dr(
 ) -> Estimate:
     """Return the doubly robust estimate of a whole slate.
 
-    rewards, weights, kind, clusters: as of estimate_slate. expected_logged, expected_target: float64 [slates, positions], as of
-        estimate_dr; the model may know the item and its position, not the other items of the slate.
+    rewards, weights, kind, clusters: as in `estimate_slate`
+    expected_logged, expected_target: float64 [slates, positions], as in `estimate_dr`. The model may know the item and its
+        position, not the other items of the slate.
     """
     weights = weigh_positions(weights, kind)
     corrected = (expected_target + weights * (rewards - expected_logged)).sum(axis=1, keepdims=True)
@@ -125,14 +127,17 @@ def estimate_slate_dr(
 
 
 def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
-    """Return the weight of each position's reward, float64 [slates, positions]. weights: each position's own, as float64."""
+    """Return the weight of each position's reward, float64 [slates, positions]. weights: the same, each position's own"""
     if kind == "standard":
         return np.repeat(weights.prod(axis=1, keepdims=True), weights.shape[1], axis=1)
     return weights.cumprod(axis=1) if kind == "cascade" else weights
 
 
 def describe_weights(weights: np.ndarray, unit: str) -> str:
-    """Say why weights [elements] are worth few samples: few agree with the policy, or a few outweigh the others."""
+    """Return sentences on why weights [elements] are worth few samples: few are not 0, or a few outweigh the others.
+
+    unit: what an element is, in the plural
+    """
     agreeing = int(np.count_nonzero(weights))
     if not agreeing:
         return f"None of the {unit} was shown what that policy shows."
@@ -141,7 +146,7 @@ def describe_weights(weights: np.ndarray, unit: str) -> str:
 
 
 def _estimate_slate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray, clusters: Clusters) -> Estimate:
-    """Return `_estimate` of slates, or of clusters of them. All arrays: [slates, …]."""
+    """Return `_estimate` with slates as elements, or with clusters of slates. All arrays: [slates, …]."""
     decisions, unit = len(numerators), "decisions"
     if clusters is not None:
         numerators, denominators, weights = (_sum_clusters(array, clusters) for array in (numerators, denominators, weights))
@@ -164,8 +169,10 @@ def _estimate(
     """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over their elements.
 
     numerators, denominators: [elements], or [elements, terms] of a sum of such ratios
-    decisions: that the elements stand for; None: one each. unit: what an element is
-    Raises TrialError when the log says too little: too few effective samples, or a weight that is no number.
+    weights: [elements], to count effective samples; decisions: how many the elements stand for; None: one each
+    unit: what an element is, in the plural
+
+    Raises TrialError if there are too few effective samples, or a weight is NaN.
     """
     samples = compute_effective_samples(weights)
     if not samples >= LEAST_EFFECTIVE_SAMPLES:

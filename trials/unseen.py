@@ -1,11 +1,13 @@
-"""Evaluate a generation off-policy: estimate what lists that users did not see would have earned, from logged answers.
+"""Evaluate a generation off-policy: estimate from logged answers what its lists, which users did not see, would have earned.
 
-The judged lists are those of that generation; the estimators are IPS, SNIPS and DR of trials/off_policy.py. A shown item counts
-where the judged list has the same one at the same place, with the weight 1 / propensity (`propensities` of live/exposures.py).
-Places whose propensity is not known weigh nothing. Answers with a gateway's own popular items are left out, because no
-generation chose them. A propensity is conditional on the items before it, so the mean weight of a place estimates the share of
-answers that could have shown the judged item there: its support. The log says nothing of the other answers, so there is no
-estimate unless the support is nearly whole. A support above 1 beyond chance shows that the judged lists depend on the draws.
+A judged list is what that generation answers to a logged request. The estimators are IPS, SNIPS and DR of trials/off_policy.py.
+A shown item has the weight 1 / propensity (`propensities` of live/exposures.py) if the judged list has the same item at the
+same place, otherwise 0. Places whose propensity is not known have the weight 0. Answers with a gateway's own popular items are
+left out, because no generation chose them.
+
+A propensity is conditional on the items before it. So the mean weight of a place estimates its support: the share of answers
+that could have shown the judged item there. The log says nothing about the other answers, so there is no estimate unless the
+support is almost 1. A support that is significantly above 1 shows that the judged lists depend on the logged draws.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ from trials.shown import read_parts
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
 Reward = Literal["clicks", "conversions", "value"]
-MOST_JUDGED = 200_000  # answers of a shadow, the latest; some 500 MB
+MOST_JUDGED = 200_000  # the latest answers of a shadow that are judged; they take some 500 MB
 LEAST_SUPPORT = 0.95
 LEAST_USERS = 100
-PRIOR_SHOWN = 100.0  # weight of the place's mean reward, in answers, where the reward of an item is estimated
+PRIOR_SHOWN = 100.0  # answers' worth of the place's mean reward that enter the estimate of an item's reward
 
 
 class RecordedAnswer(BaseModel):
-    """A line of a file of answers."""
+    """One line of a file of recorded answers (`read_lists`)."""
 
     request_id: str
     item_ids: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]]
@@ -59,7 +61,7 @@ class PairedAnswers:
     rewards: float64 [answers, places], of the shown items; weights: float64 [answers, places], of the judged ones
     expected: float64 [answers, places], what the judged items should earn (`expect_rewards`)
     judged: bool [answers, places], where the judged list has an item
-    users: int64 [answers], 0 … n - 1; answers of nobody in particular are a user each
+    users: int64 [answers], 0 … n - 1; each answer without a user id has its own user
     unknown: share of the shown places whose propensity is not known
     fallbacks: answers that are left out, because they are a gateway's own popular items
     """
@@ -73,26 +75,27 @@ class PairedAnswers:
     fallbacks: int
 
     def estimate_shown(self) -> Estimate:
-        """Return what the shown lists earned. Raises TrialError for too few users."""
+        """Return what the shown lists earned per answer. Raises TrialError for too few users."""
         return estimate_slate(self.rewards, np.ones_like(self.weights), "independent", self.users)
 
     def estimate(self, kind: SlateKind) -> tuple[dict[str, Estimate], Estimate]:
-        """Return what the judged lists would have earned by "IPS", "SNIPS" and "DR", and the support of all of them.
+        """Return what the judged lists would have earned per answer, by estimator ("IPS", "SNIPS", "DR"), and their support.
 
-        Raises TrialError if the log cannot tell.
+        Raises TrialError if the support is too low or significantly above 1, or if too few samples are effective.
         """
         support = self._estimate_support(kind)
         if support.value < LEAST_SUPPORT and support.high < 1:
             unknown = f"The propensity of {self.unknown:.0%} of the places is not known. " if self.unknown else ""
             raise TrialError(
-                f"The log could have shown {support.value:.0%} of the judged items at their places, and says nothing of the "
+                f"The log could have shown {support.value:.0%} of the judged items at their places, and says nothing about the "
                 f"others; expected {LEAST_SUPPORT:.0%} or more. {unknown}Judge fewer places (--places), or let some users see "
-                "them (python -m server experiment start)."
+                "the judged lists (python -m server experiment start)."
             )
         if support.value > 1 / LEAST_SUPPORT and support.low > 1:
             raise TrialError(
                 f"The judged lists have the drawn items {support.value:.3g} times as often as chance explains, so they were "
-                "made with knowledge of what was drawn. Expected lists of another generation, not those that were shown."
+                "made with knowledge of what was drawn. Expected lists that do not depend on the shown ones. Record another "
+                "generation's answers."
             )
         # The shown item is the judged one wherever a weight is not 0, so the model expects the same of both.
         robust = estimate_slate_dr(self.rewards, self.weights, self.expected, self.expected, kind, self.users)
@@ -100,16 +103,16 @@ class PairedAnswers:
         return {"IPS": estimate_slate(*logged), "SNIPS": estimate_slate_snips(*logged), "DR": robust}, support
 
     def _estimate_support(self, kind: SlateKind) -> Estimate:
-        """Return the mean weight of the judged items. Places behind the end of a judged list have none, and do not count."""
+        """Return the mean weight of the places at which a judged list has an item."""
         counts = self.judged.sum(axis=1, keepdims=True).astype(np.float64)
         sums = (weigh_positions(self.weights, kind) * self.judged).sum(axis=1, keepdims=True)
         return estimate_slate_snips(sums / np.maximum(counts, 1.0), counts, "independent", self.users)
 
 
 def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int]], int]:
-    """Return what a generation answered as a shadow, and since when, in unix milliseconds: at most MOST_JUDGED answers.
+    """Return the latest lists of a generation as a shadow, by request id, and the time of the first, unix milliseconds.
 
-    folder: of the live store. Raises TrialError for a generation that never was a shadow.
+    folder: of the live store. At most MOST_JUDGED lists. Raises TrialError if no answer as a shadow is logged.
     """
     wanted = (pc.field("arm") == SHADOW_ARM) & (pc.field("generation") == generation)
     shadows = read_latest(folder, wanted, MOST_JUDGED, 0)
@@ -125,16 +128,19 @@ def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int
 def read_judged_answers(folder: Path, judged: Lists, from_ms: int) -> pa.Table:
     """Return the shown answers to the requests of the judged lists.
 
-    folder: of the live store; from_ms: unix milliseconds before which none was written
+    folder: of the live store; from_ms: unix milliseconds, leave out files that were written before
     """
     request_ids = pa.array(judged, pa.string())
     parts = read_parts(folder, pc.field("arm") != SHADOW_ARM, from_ms)
-    found = [part.filter(pc.is_in(part["request_id"], request_ids)) for part in parts]
-    return pa.concat_tables([SCHEMA.empty_table(), *found])
+    matching = [part.filter(pc.is_in(part["request_id"], request_ids)) for part in parts]
+    return pa.concat_tables([SCHEMA.empty_table(), *matching])
 
 
 def read_lists(path: Path) -> dict[str, list[int]]:
-    """Read recorded answers: JSON Lines with request_id and item_ids. Raises TrialError for another line."""
+    """Read recorded answers (JSON Lines with request_id and item_ids). Return item ids, best first, by request id.
+
+    Raises TrialError for a malformed line, and for a file without lines.
+    """
     lists = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -158,8 +164,10 @@ def pair_answers(
 ) -> PairedAnswers:
     """Pair shown answers with the judged lists of their requests.
 
-    exposures, log: as in trials/feedback.py; reward: what an answer earns, summed over its items; places: how many from the
-    top, None for all. Raises TrialError where no request has both, or too few users have.
+    exposures, log: as in trials/feedback.py; reward: what counts as an item's reward
+    places: how many places to judge, from the top; None for all
+
+    Raises TrialError if no shown answer has a judged list, or if those that have one are of fewer than LEAST_USERS users.
     """
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
@@ -198,10 +206,11 @@ def pair_answers(
 
 
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:
-    """Return what each judged item should earn at its place, float64 [answers, places].
+    """Return what each judged item is expected to earn at its place, float64 [answers, places].
 
-    That is the mean of what it earned there when it was shown to users of the other half, shrunk to the mean of the place.
-    Cross-fitting: a model that had seen an answer would make the doubly robust estimate too sure.
+    Users are split into two halves. An expectation is the mean of what the item earned at this place from users of the other
+    half, shrunk to the mean of the place. Cross-fitting: a model that had seen an answer would make the interval of the doubly
+    robust estimate too narrow.
 
     shown_ids, judged_ids: int64 [answers, places]; rewards: float64 [answers, places], of the shown items
     users: int64 [answers], 0 … n - 1, of two or more
@@ -212,9 +221,9 @@ def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.nd
     shown, judged = codes.reshape(items.shape)
     expected = np.empty(judged.shape)
     for half in (0, 1):
-        own = users % 2 == half
-        counts = np.bincount(shown[~own].ravel(), minlength=len(pairs))
-        sums = np.bincount(shown[~own].ravel(), rewards[~own].ravel(), minlength=len(pairs))
-        prior_sums = PRIOR_SHOWN * rewards[~own].mean(axis=0)
-        expected[own] = (sums[judged[own]] + prior_sums) / (counts[judged[own]] + PRIOR_SHOWN)
+        in_half = users % 2 == half
+        counts = np.bincount(shown[~in_half].ravel(), minlength=len(pairs))
+        sums = np.bincount(shown[~in_half].ravel(), rewards[~in_half].ravel(), minlength=len(pairs))
+        prior_sums = PRIOR_SHOWN * rewards[~in_half].mean(axis=0)
+        expected[in_half] = (sums[judged[in_half]] + prior_sums) / (counts[judged[in_half]] + PRIOR_SHOWN)
     return expected
