@@ -13,7 +13,10 @@ PACKAGE = "serving"
 
 
 def copy_serving_code(folder: Path, modules: Iterable[str]) -> None:
-    """Copy the package `serving` into `folder`, reduced to what `modules` import. Raises FileNotFoundError."""
+    """Copy those files of the package `serving` into `folder` that `modules` need.
+
+    modules: dotted names, such as "serving.stages.rank". Raises FileNotFoundError for a module that does not exist.
+    """
     for source in sorted(find_imported_files(modules)):
         target = folder / source.relative_to(PROJECT)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -53,8 +53,8 @@ def read_layout(config: pb.ModelConfig) -> str:
 class Serving:
     """Serving settings of one Triton model. Times in microseconds, 0 = off.
 
-    A stage has no preferred batch sizes by default, because stages are most efficient on everything that has queued. The fused
-    layout prefers 16, so that each of its two processes leaves requests to the other.
+    A stage has no preferred batch sizes by default, because a stage is most efficient if a batch takes all that has queued. The
+    fused layout prefers 16, so that each of its two processes leaves requests to the other.
 
     There is no queue delay by default: the requests that arrive during a batch form the next batch, so a delay only adds
     latency.
@@ -95,8 +95,8 @@ def make_stage_config(spec: ModelSpec, serving: Serving, versions: list[int], wa
 def set_instances(config: pb.ModelConfig, count: int) -> None:
     """Set the number of processes. The first one is preferred; the others are used only while it is busy.
 
-    So the requests of one client go to a process with warm caches. This needs a server started with
-    `--rate-limit=execution_count`, as server/launcher.py does.
+    In this way the requests of one client go to a process with warm caches. It needs a server that was started with
+    `--rate-limit=execution_count`, as server/launcher.py starts it.
     """
     del config.instance_group[:]
     first = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
@@ -156,7 +156,10 @@ def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
 
 
 def add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
-    """Warm up with recorded requests: each alone, and a batch. Triton reads one row per file and repeats it for a batch."""
+    """Add recorded requests to a config as its warm-up: each of `rows` alone, and the first one as a batch.
+
+    Triton reads one row per file, and repeats it for a batch.
+    """
     for row, batch in [(row, 1) for row in range(rows)] + [(0, min(WARMUP_BATCH, config.max_batch_size))]:
         warmup = config.model_warmup.add(name=f"recorded_{row}_batch_{batch}", batch_size=batch)
         for tensor in spec.inputs:

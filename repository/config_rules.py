@@ -1,4 +1,4 @@
-"""Find what tritonserver would refuse in a config.pbtxt, whatever its backend: edges, warm-up, model file, version."""
+"""Find what tritonserver would refuse in a config.pbtxt of any backend: edges, warm-up, model file, version."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from repository.config import read_record_fields
 
-MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan"}  # used where the config names none
-BUILT_LATER = frozenset({"model.plan"})  # by the start script, on the machine that serves it
+MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan"}  # Triton's defaults by backend
+BUILT_LATER = frozenset({"model.plan"})  # the start script builds it on the serving machine
 
 
 def find_version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str]:
@@ -21,9 +21,9 @@ def find_version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str
 
 
 def find_model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
-    """Yield a fault where Triton would not find the model file. version: the version folder.
+    """Yield a fault if Triton would not find the model file. version: the version folder
 
-    A missing engine is no fault: it is built on the serving machine.
+    A missing TensorRT engine is no fault, because it is built on the serving machine.
     """
     expected = MODEL_FILES.get(config.backend)
     if expected is None:
@@ -32,11 +32,11 @@ def find_model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[st
     if file_name != expected:
         yield f"default_model_filename is {file_name!r}; for {config.backend} the export writes {expected}"
     elif file_name not in BUILT_LATER and not (version / file_name).is_file():
-        yield f"{version.name}/{file_name} is missing, which {config.backend} opens"
+        yield f"{version.name}/{file_name} is missing; the backend {config.backend} opens it"
 
 
 def find_warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
-    """Yield the faults of a warm-up that does not match the model's inputs; such a model does not load. folder: `warmup/`."""
+    """Yield the faults of warm-ups that do not match the model's inputs; such a model does not load. folder: `warmup/`"""
     inputs = {tensor.name: tensor for tensor in config.input}
     for warmup in config.model_warmup:
         if missing := sorted({name for name, tensor in inputs.items() if not tensor.optional} - {*warmup.inputs}):
@@ -68,7 +68,7 @@ def _find_file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
     if not path.is_file():
         yield f"{where}: The file is missing"
     elif path.stat().st_size < (least := count_row_bytes(entry)):
-        yield f"{where} holds {path.stat().st_size} bytes, a row of its tensor takes {least}"
+        yield f"{where} holds {path.stat().st_size} bytes; one row of its tensor takes at least {least}"
 
 
 def count_row_bytes(entry: pb.ModelWarmup.Input) -> int:
@@ -91,14 +91,14 @@ def find_ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConf
         if step.model_version != generation:
             yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
         if config.max_batch_size > model.max_batch_size:
-            yield f"It allows batches of {config.max_batch_size}, and its step {model.name} of {model.max_batch_size}"
+            yield f"It allows batches of {config.max_batch_size}, but its step {model.name} only of {model.max_batch_size}"
         inputs, outputs = (
             {tensor.name: describe_tensor(model, tensor) for tensor in side} for side in (model.input, model.output)
         )
         for tensor, source in step.input_map.items():
             if not can_connect(known.get(source), inputs.get(tensor)):
-                ends = " meets ".join(describe_end(side) for side in (known.get(source), inputs.get(tensor)))
-                yield f"Edge {source} -> {model.name}.{tensor}: {ends}"
+                sent, taken = (describe_end(side) for side in (known.get(source), inputs.get(tensor)))
+                yield f"Edge {source} -> {model.name}.{tensor}: the source is {sent}, the input is {taken}"
         known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
 
 
@@ -110,7 +110,7 @@ def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutp
 def describe_end(end: tuple[int, tuple[int, ...], str] | None) -> str:
     """Return one end of an edge in words. end: from `describe_tensor`; None if there is no such tensor"""
     if end is None:
-        return "nothing"
+        return "missing"
     dtype, dims, fields = end
     return f"{pb.DataType.Name(dtype)} {list(dims)}" + (f" ({fields})" if fields else "")
 
@@ -121,7 +121,10 @@ def add_batch_axis(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutpu
 
 
 def can_connect(one: tuple | None, other: tuple | None) -> bool:
-    """Return whether two ends of an edge have the same type, fields and dims. A dim of -1 matches any number."""
+    """Return whether two ends of an edge have the same type, fields and dims. A dim of -1 matches any number.
+
+    one, other: from `describe_tensor`; None: there is no such tensor, so nothing connects to it
+    """
     if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
         return False
     return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))

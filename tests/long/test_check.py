@@ -167,7 +167,7 @@ def test_a_manifest_that_is_not_the_published_one_is_not_published_again(reposit
         ),
         (
             lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 64", "dims: 63"),
-            "Edge exclude -> retrieve.exclude: TYPE_INT64 [-1, 64] meets TYPE_INT64 [-1, 63]",
+            "Edge exclude -> retrieve.exclude: the source is TYPE_INT64 [-1, 64], the input is TYPE_INT64 [-1, 63]",
         ),
         (
             lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
@@ -214,10 +214,10 @@ def replace_in(path, old, new):
 def test_a_warm_up_file_that_was_cut_off(repository):
     path = next((repository / "rank" / "warmup").iterdir())
     path.write_bytes(b"")
-    assert f"rank/config.pbtxt: warmup/{path.name} holds 0 bytes, a row of its tensor takes" in errors(repository)[0]
+    assert f"rank/config.pbtxt: warmup/{path.name} holds 0 bytes; one row of its tensor takes at least" in errors(repository)[0]
 
 
 def test_a_stage_that_takes_less_than_the_ensemble_sends(repository):
     path = repository / "rank" / "config.pbtxt"
     path.write_text(path.read_text().replace("max_batch_size: 64", "max_batch_size: 8"))
-    assert "recommend/config.pbtxt: It allows batches of 64, and its step rank of 8" in errors(repository)[0]
+    assert "recommend/config.pbtxt: It allows batches of 64, but its step rank only of 8" in errors(repository)[0]

@@ -155,7 +155,7 @@ class TestConfigs:
     def test_a_model_file_that_is_not_there(self, repository):
         (repository / "rank_scores" / "1" / "model.py").unlink()
         seal_again(repository, 1, "rank_scores")
-        assert "rank_scores/config.pbtxt: 1/model.py is missing, which python opens" in errors(repository)
+        assert "rank_scores/config.pbtxt: 1/model.py is missing; the backend python opens it" in errors(repository)
 
     @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_one_profile", "onnxruntime", "python"])
     def test_a_configuration_that_the_start_script_would_put_in_place(self, repository, name):
@@ -216,7 +216,7 @@ class TestEnsembles:
 
     def test_an_edge_from_nowhere(self, repository):
         edit(repository, "rank", lambda c: c.ensemble_scheduling.step[0].input_map.__setitem__("candidates", "gone"))
-        assert "Edge gone -> rank_features.candidates: nothing meets TYPE_UINT8 [" in errors(repository)
+        assert "Edge gone -> rank_features.candidates: the source is missing, the input is TYPE_UINT8 [" in errors(repository)
 
     def test_a_step_of_another_generation(self, repository):
         edit(repository, "rerank", lambda c: setattr(c.ensemble_scheduling.step[1], "model_version", 7))
