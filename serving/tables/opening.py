@@ -19,7 +19,7 @@ def open_tables(folder: Path, model: str, needed: Sequence[str] = (), as_exporte
     """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps levels.json.
 
     model: the name of the tables' model where there is no levels.json
-    as_exported: read the files alone, more slowly: rows that updates have changed since are not seen
+    as_exported: read only the files. This is slower, and does not see rows that updates have changed since the export
 
     Raises ArtifactError when one of the `needed` tables is missing or broken, ConfigError for bad settings.
     """
@@ -32,7 +32,8 @@ def open_tables(folder: Path, model: str, needed: Sequence[str] = (), as_exporte
 def keep_to_files(config: LevelsConfig, folder: Path) -> LevelsConfig:
     """Return settings that read rows from the files in `folder` alone, in the row formats of `config`.
 
-    Servers of the same tables on this machine share rows in memory, a database and updates; these settings share nothing.
+    Servers of the same tables on this machine share rows in memory, a database and updates. With these settings nothing is
+    shared.
     """
     tables = tuple(replace(table, l2_rows=0) for table in config.tables)
     own = f"{config.arena}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -41,7 +42,10 @@ def keep_to_files(config: LevelsConfig, folder: Path) -> LevelsConfig:
 
 
 def plan_in_memory(folder: Path, model: str) -> LevelsConfig:
-    """Return settings for complete tables in memory, with one copy for all instances that open the same files."""
+    """Return settings for complete tables in shared memory, with one copy for all instances that open the same files.
+
+    Raises ArtifactError if there is no table, or one has another shape than [rows, D].
+    """
     names = sorted(path.stem for path in folder.glob("*.npy"))
     if not names:
         raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")

@@ -38,7 +38,7 @@ def make_options(cache: Cache, direct_reads: bool, writable: bool) -> Options:
     options.set_keep_log_file_num(2)
     options.set_max_file_opening_threads(1)  # the default of 16 per table costs 4 ms per catch-up of 10 tables
     options.set_write_buffer_size(MEMTABLE_BYTES)
-    if writable:  # sorts rows once, when full: a quarter of the time, and the writer never reads
+    if writable:  # a vector sorts its rows once, when it is full. That takes a quarter of the time, and the writer never reads
         options.set_memtable_factory(MemtableFactory.vector())
         options.set_allow_concurrent_memtable_write(False)
         # Not for a secondary, whose log folder is temporary: if it is removed, RocksDB crashes at the next file.
