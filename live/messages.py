@@ -3,7 +3,7 @@
     {"user_id": 17850, "item_id": 22423, "event": "purchase", "timestamp_ms": 1760000000000, "value": 2, "event_id": "o-1"}
     {"kind": "item", "id": 22423, "columns": {"price": 9.5}}
 
-An object with `kind` is a change. An event without `timestamp_ms` takes the time of its message.
+An object with `kind` is a change. An event without `timestamp_ms`, or with null there, takes the time of its message.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MessageDecoder:
                 if "kind" in fields:
                     changed.add(row, fields | {"columns": json.dumps(fields.get("columns"))})
                 else:
-                    observed.add(row, {"timestamp_ms": time_ms} | fields)
+                    observed.add(row, fields | {"timestamp_ms": time_ms} if fields.get("timestamp_ms") is None else fields)
             except ValueError as error:
                 refusals.append(Refusal(row, str(error)))
         event_inputs, event_rows = observed.select_valid(lambda inputs: self.events.find_faults(inputs, now_ms), refusals)

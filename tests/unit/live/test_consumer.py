@@ -88,6 +88,11 @@ def test_messages_become_events_and_changes_in_their_order(consumer, folder):
     ]
 
 
+def test_an_event_whose_timestamp_is_null_has_the_time_of_its_message(consumer, folder):
+    consumer.append_messages([make_message(b'{"user_id": 1, "item_id": 2, "timestamp_ms": null}', 0)])
+    assert whole_log(folder).headers["time_ms"].tolist() == [START_MS]
+
+
 REFUSED = {
     b"": "is not JSON;",
     b"\xff{": "is not JSON;",
