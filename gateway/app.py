@@ -104,8 +104,8 @@ def create_app(
         yield
         if watching:
             watching.cancel()
-        explainer.close()
         finder.close()
+        await asyncio.to_thread(explainer.close)
         experiments.close()
         await asyncio.to_thread(exposures.close)
         shop.close()
@@ -224,20 +224,20 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
         """
         visitor, item = read_visitor_and_item(request.scope)
         shop.refresh()
-        return JsonResponse(await asyncio.to_thread(explainer.explain, visitor, item))
+        return JsonResponse(await explainer.explain(visitor, item))
 
     @app.get("/v1/users/{user_id:path}", response_model=schema.User, responses=schema.FAILURES)
     async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
-        known = await asyncio.to_thread(explainer.describe_visitor, Visitor(user=user_id))
+        known = await explainer.describe_visitor(Visitor(user=user_id))
         return JsonResponse({"user": shop.describe_user_id(user_id)} | known)
 
     @app.get("/v1/sessions/{session:path}", response_model=schema.Session, responses=schema.FAILURES)
     async def describe_session(session: SessionId) -> Response:
         """Return what is known of a session: the history that recommendations are based on, newest first."""
         shop.refresh()
-        known = await asyncio.to_thread(explainer.describe_visitor, Visitor(session=session))
+        known = await explainer.describe_visitor(Visitor(session=session))
         return JsonResponse({"session": session} | known)
 
     @app.get("/v1/generation", response_model=schema.Generation, responses=schema.FAILURES)

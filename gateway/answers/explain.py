@@ -5,12 +5,13 @@ trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the firs
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from serving.pipeline import Pipeline
 
 Arrays = dict[str, np.ndarray]
+Result = TypeVar("Result")
 
 MOST_CONTRIBUTORS = 5
 
@@ -54,14 +56,18 @@ class Loaded(NamedTuple):
 
 
 class Explainer:
-    """Explains by the pipelines of the generations that answer, which it loads on demand. Threads may share it."""
+    """Explains by the pipelines of the generations that answer, which it loads on demand. Belongs to one event loop.
+
+    It has one thread of its own: in asyncio's, a queue of explanations would keep answers waiting that read users from Redis.
+    """
 
     def __init__(self, shop: Shop, experiments: Experiments) -> None:
         """experiments: used by nobody else, because the instance of the event loop is not safe for threads"""
-        self._shop, self._experiments, self._lock = shop, experiments, threading.Lock()
+        self._shop, self._experiments = shop, experiments
         self._loaded: dict[int, Loaded] = {}
+        self._thread = ThreadPoolExecutor(1, "explanations")
 
-    def explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
+    async def explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
         """Return schema.Explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
 
         The explanation is about the generation that the visitor demands, otherwise the one that makes the visitor's list. If
@@ -69,50 +75,65 @@ class Explainer:
 
         item: the id as the shop writes it
         """
-        query, is_known = self._make_query(visitor)
-        item_id = self._shop.parse_item_id(item)
-        with self._lock:
-            champion = self._shop.published.generation  # read under the lock: the wait for it may have taken seconds
-            enrolment = enrol(self._experiments.read_current(), visitor.find_counted_id(self._shop), None, champion)
-            demanded = visitor.generation
-            for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
-                pipeline = self._load_pipeline(generation)
-                inputs = build_inputs(pipeline, query)
-                trace = inputs | pipeline.trace(inputs)
-                explanation = self._build_explanation(pipeline, trace, item_id)
-                if explanation["shown"]:
-                    break
-        user = None if visitor.user is None else self._shop.describe_user_id(visitor.user)
-        known = {"user": user, "known": is_known, "item": self._shop.describe_item(item_id, item)}
-        return known | explanation | {"generation": generation, "experiment": enrolment.describe_difference(generation)}
+        return await self._run(self._explain, visitor, item)
 
-    def find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
+    async def find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
         """Return for each item which sources propose it, and which items of the history, as JSON objects (schema.Reasons).
 
         query: with ids on the wire; generations: for each item, the generation that recommends it
         Raises InvalidRequest, ArtifactError or RequestError.
         """
+        return await self._run(self._find_reasons, query, item_ids, generations)
+
+    async def describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
+        """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor)."""
+        return await self._run(self._describe_visitor, visitor)
+
+    def close(self) -> None:
+        """Close all pipelines, once the thread is done with the one that it runs."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        for generation in list(self._loaded):
+            self._loaded.pop(generation).pipeline.close()
+
+    async def _run(self, explain: Callable[..., Result], *given: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, explain, *given)
+
+    def _explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
+        query, is_known = self._make_query(visitor)
+        item_id = self._shop.parse_item_id(item)
+        champion = self._shop.published.generation  # read here: the wait for the thread may have taken seconds
+        enrolment = enrol(self._experiments.read_current(), visitor.find_counted_id(self._shop), None, champion)
+        demanded = visitor.generation
+        for generation in enrolment.list_shown(champion) if demanded is None else (demanded,):
+            pipeline = self._load_pipeline(generation)
+            inputs = build_inputs(pipeline, query)
+            trace = inputs | pipeline.trace(inputs)
+            explanation = self._build_explanation(pipeline, trace, item_id)
+            if explanation["shown"]:
+                break
+        user = None if visitor.user is None else self._shop.describe_user_id(visitor.user)
+        known = {"user": user, "known": is_known, "item": self._shop.describe_item(item_id, item)}
+        return known | explanation | {"generation": generation, "experiment": enrolment.describe_difference(generation)}
+
+    def _find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
         reasons: dict[int, dict[str, Any]] = {}
-        with self._lock:
-            for generation in set(generations):
-                pairs = zip(item_ids, generations, strict=True)
-                recommended = [item_id for item_id, recommending in pairs if recommending == generation]
-                pipeline = self._load_pipeline(generation)
-                inputs = build_inputs(pipeline, replace(query, exclude=(), after=None))
-                trace = inputs | pipeline.trace(inputs)
-                positions = pipeline.stages["retrieve"].items.find_positions(np.array(recommended, np.int64)).tolist()
-                for item_id, (source, because) in zip(recommended, find_sources(pipeline, trace, positions), strict=True):
-                    reasons[item_id] = {"source": source, "because": self._describe_contributors(because)}
+        for generation in set(generations):
+            pairs = zip(item_ids, generations, strict=True)
+            recommended = [item_id for item_id, recommending in pairs if recommending == generation]
+            pipeline = self._load_pipeline(generation)
+            inputs = build_inputs(pipeline, replace(query, exclude=(), after=None))
+            trace = inputs | pipeline.trace(inputs)
+            positions = pipeline.stages["retrieve"].items.find_positions(np.array(recommended, np.int64)).tolist()
+            for item_id, (source, because) in zip(recommended, find_sources(pipeline, trace, positions), strict=True):
+                reasons[item_id] = {"source": source, "because": self._describe_contributors(because)}
         return [reasons[item_id] for item_id in item_ids]
 
-    def describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
-        """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor)."""
+    def _describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
         query, is_known = self._make_query(visitor)
-        with self._lock:
-            pipeline = self._load_pipeline(self._shop.published.generation)
-            inputs = build_inputs(pipeline, query)
-            store = pipeline.stages["preprocess"].inputs
-            state, _, _ = store.read_state(inputs)
+        pipeline = self._load_pipeline(self._shop.published.generation)
+        inputs = build_inputs(pipeline, query)
+        store = pipeline.stages["preprocess"].inputs
+        state, _, _ = store.read_state(inputs)
         timeline = find_timeline(self._shop.reader.users, int(inputs["user_id"][0, 0]), store.embedded.as_of_s)
         times_s = map(timeline.restore_pauses, state.history_times[0].tolist())
         seen = zip(state.history_ids[0].tolist(), times_s, strict=True)
@@ -123,17 +144,11 @@ class Explainer:
         ]
         return {"known": is_known, "events": int(state.event_count[0]), "history": history}
 
-    def close(self) -> None:
-        """Close all pipelines, once the thread that runs one is done with it."""
-        with self._lock:
-            for generation in list(self._loaded):
-                self._loaded.pop(generation).pipeline.close()
-
     def _load_pipeline(self, generation: int) -> Pipeline:
         """Return the pipeline of a generation that answers. Load it if it is not loaded, or if its files changed.
 
         Changed files must not stay mapped: the kernel ends a process that reads a page beyond the end of a truncated file.
-        The caller holds the lock. Raises InvalidRequest for a generation that does not answer.
+        Raises InvalidRequest for a generation that does not answer.
         """
         champion = self._shop.published.generation
         served = self._experiments.list_served(champion)

@@ -162,7 +162,7 @@ class Answering:
         generations = [challenger if challenger and team == CHALLENGER else answer.generation for team in teams]
         try:
             async with asyncio.timeout(left_s):
-                reasons[:] = await asyncio.to_thread(self._explainer.find_reasons, query, answer.item_ids, generations)
+                reasons[:] = await self._explainer.find_reasons(query, answer.item_ids, generations)
         except Exception as error:  # of any kind: an answer without reasons is better than none
             reason = "they took too long" if isinstance(error, TimeoutError) else error
             expected = isinstance(error, TimeoutError | RecommenderError | ServingError)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -60,6 +64,22 @@ def test_places_of_all_shown_items_are_the_list(explained, history):
             assert [place["stage"] for place in told["places"]] == ["retrieve", "rank", "rerank", "rules"]
     assert sorted(shown) == list(range(1, len(shown) + 1))
     assert not set(shown.values()) & set(history)
+
+
+def test_explanations_leave_the_threads_of_asyncio_to_others(explained):
+    """Requests that read users from Redis need these threads, and would wait behind a queue of explanations."""
+
+    async def ask_while_they_are_busy() -> httpx.Response:
+        threads, done = ThreadPoolExecutor(1), threading.Event()
+        asyncio.get_running_loop().set_default_executor(threads)
+        threads.submit(done.wait)
+        try:
+            question = {"item": 3, "user": USER}
+            return await asyncio.wait_for(explained.door.ask_async("GET", "/v1/explain", params=question), 30)
+        finally:
+            done.set()
+
+    assert asyncio.run(ask_while_they_are_busy()).json()["places"]
 
 
 def test_why_not_seen_excluded_unknown(explained, history):
