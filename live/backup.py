@@ -127,10 +127,7 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
         rename_machine(restored)
         erased, progress = carry_erasures(folder, restored), describe(restored).progress
         with hold_unused(folder):
-            replaced = set_contents_aside(folder, list_replaced(folder, replace))
-            for path in (*(path for path in list_contents(restored) if path.name != DATA_FILE), restored / DATA_FILE):
-                os.rename(path, folder / path.name)
-        make_durable(folder)
+            replaced = exchange_contents(folder, list_replaced(folder, replace), restored)
     except (OSError, lmdb.Error) as error:
         raise ConfigError(f"{backup} could not be restored: {error}. Check the backup and the disk.") from error
     finally:
@@ -309,19 +306,44 @@ def list_replaced(folder: Path, replace: bool) -> list[Path]:
     return contents
 
 
-def set_contents_aside(folder: Path, contents: list[Path]) -> Path | None:
-    """Move a store's contents into a new folder inside its own. Return the new folder, None without contents.
+def exchange_contents(folder: Path, contents: list[Path], restored: Path) -> Path | None:
+    """Move a store's contents into a new folder inside its own, and a restored store into their place. Undo it if it fails.
 
+    Return the new folder, None without contents. Raises OSError, or ConfigError where contents could not be moved back.
     The store's folder itself may be a mount, which cannot be renamed.
     """
-    if not contents:
-        return None
     number = next(number for number in count(1) if not (folder / f"{REPLACED}-{number}").exists())
-    target = folder / f"{REPLACED}-{number}"
-    target.mkdir(mode=0o700)
-    for path in contents:
-        os.rename(path, target / path.name)
-    return target
+    replaced = folder / f"{REPLACED}-{number}"
+    moves = [(path, replaced / path.name) for path in contents]
+    moves += [(path, folder / path.name) for path in sorted(list_contents(restored), key=lambda path: path.name == DATA_FILE)]
+    try:
+        if contents:
+            replaced.mkdir(mode=0o700)
+        for source, target in moves:
+            os.rename(source, target)
+        make_durable(folder)
+    except BaseException as error:
+        try:
+            for source, target in reversed(moves):
+                if is_moved(source, target):
+                    os.rename(target, source)
+            if replaced.exists():
+                replaced.rmdir()
+        except OSError as failure:
+            steps = [f"remove {target}" for source, target in moves[len(contents) :] if is_moved(source, target)]
+            if contents:
+                steps.append(f"move the contents of {replaced} into {folder}")
+            raise ConfigError(
+                f"The restore into {folder} failed and could not be undone: {failure}. "
+                f"Before a server starts: {', '.join(steps)}."
+            ) from error
+        raise
+    return replaced if contents else None
+
+
+def is_moved(source: Path, target: Path) -> bool:
+    """Return whether a move has been made."""
+    return os.path.lexists(target) and not os.path.lexists(source)
 
 
 def remove_contents(folder: Path) -> None:

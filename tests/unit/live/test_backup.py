@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import shutil
 import stat
 import threading
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +247,69 @@ def test_a_backup_of_another_shop_or_a_damaged_one_leaves_the_store_as_it_is(fol
         restore(tmp_path / "backup", folder, "books", replace=True)
     assert list_items(folder) == [2]
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
+
+
+@pytest.fixture
+def replaceable(folder, tmp_path) -> Path:
+    """Return a backup of the first event of a store that has two. Both have three parts besides the data file."""
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 1))
+        compact(writer, older_than_ms=writer.now_ms() + 1)
+        erase_user(writer, 8)
+        back_up(folder, tmp_path / "backup")
+        writer.append(purchase(7, 2))
+    return tmp_path / "backup"
+
+
+def fail_moves(monkeypatch, numbers: range, error: BaseException) -> None:
+    """Make the calls of os.rename with these numbers fail, counted from 0."""
+    rename, calls = os.rename, count()
+
+    def move(source, target) -> None:
+        if next(calls) in numbers:
+            raise error
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", move)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()], ids=["disk", "ctrl-c"])
+@pytest.mark.parametrize("number", range(8))
+def test_a_restore_that_fails_while_it_moves_files_leaves_the_store_as_it_was(folder, replaceable, number, error, monkeypatch):
+    before = sorted(path.name for path in folder.iterdir())
+    fail_moves(monkeypatch, range(number, number + 1), error)
+    with pytest.raises(ConfigError if isinstance(error, OSError) else KeyboardInterrupt):
+        restore(replaceable, folder, replace=True)
+    monkeypatch.undo()
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert list_items(folder) == [1, 2]
+    assert replay(folder).is_equal
+    assert restore(replaceable, folder, replace=True).replaced == folder / "replaced-1"
+    assert list_items(folder) == [1]
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_restore_that_cannot_be_undone_says_how_to_undo_it(folder, replaceable, number, monkeypatch):
+    fail_moves(monkeypatch, range(number, 100), OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(ConfigError, match="could not be undone") as failure:
+        restore(replaceable, folder, replace=True)
+    monkeypatch.undo()
+    assert f"move the contents of {folder}/replaced-1 into {folder}." in str(failure.value)
+    for name in re.findall(r"remove ([^ ,]+)", str(failure.value)):
+        shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
+    for path in (folder / "replaced-1").iterdir():
+        assert not (folder / path.name).exists()
+        path.rename(folder / path.name)
+    assert list_items(folder) == [1, 2]
+    assert replay(folder).is_equal
+
+
+def test_a_restore_into_a_new_folder_that_cannot_be_undone_says_how_to_undo_it(replaceable, tmp_path, monkeypatch):
+    fail_moves(monkeypatch, range(1, 100), OSError(errno.EIO, "Input/output error"))
+    place = tmp_path / "new.live"
+    with pytest.raises(ConfigError, match=f"could not be undone: .* Before a server starts: remove {place}/archive[.]"):
+        restore(replaceable, place)
+    assert [path.name for path in place.iterdir() if path.is_dir()] == ["archive"]
 
 
 def test_a_backup_that_fails_leaves_an_empty_folder(writer, folder, tmp_path):
