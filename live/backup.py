@@ -29,7 +29,7 @@ from live.erase import PROOFS, erase_user
 from live.exposures import FOLDER as EXPOSURES
 from live.exposures import digest_user, list_exposure_files
 from live.maintenance import lock
-from serving.contract.durable import append_durably, make_durable
+from serving.contract.durable import append_durably, make_durable, make_file_system_durable
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.events import USER_CHANGED
 from serving.live.reader import Reader
@@ -93,6 +93,7 @@ def back_up(folder: Path, target: Path) -> Backup:
             store.env.copy(str(target / COPYING), compact=True)
         os.chmod(target / COPYING / DATA_FILE, 0o600)
         make_durable(target / COPYING / DATA_FILE)
+        make_file_system_durable(target)  # the names of files in subfolders too, before the file that completes the backup
         os.rename(target / COPYING / DATA_FILE, target / DATA_FILE)
         (target / COPYING).rmdir()
         make_durable(target)
@@ -126,6 +127,7 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
         refuse_other_shop(restored, shop)
         rename_machine(restored)
         erased, progress = carry_erasures(folder, restored), describe(restored).progress
+        make_file_system_durable(restored)
         with hold_unused(folder):
             replaced = exchange_contents(folder, list_replaced(folder, replace), restored)
     except (OSError, lmdb.Error) as error:
@@ -321,7 +323,7 @@ def exchange_contents(folder: Path, contents: list[Path], restored: Path) -> Pat
             replaced.mkdir(mode=0o700)
         for source, target in moves:
             os.rename(source, target)
-        make_durable(folder)
+        make_file_system_durable(folder)  # the names in `replaced` too
     except BaseException as error:
         try:
             for source, target in reversed(moves):

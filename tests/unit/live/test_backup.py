@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -247,6 +248,79 @@ def test_a_backup_of_another_shop_or_a_damaged_one_leaves_the_store_as_it_is(fol
         restore(tmp_path / "backup", folder, "books", replace=True)
     assert list_items(folder) == [2]
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
+
+
+def list_files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def note_syncs(monkeypatch, folder: Path) -> tuple[list[set[Path]], list[set[Path]]]:
+    """Return two lists: the files in a folder at each flush of its file system, and those of the last flush at each rename."""
+    rename, flushed, renamed = os.rename, [set[Path]()], list[set[Path]]()
+
+    class Libc:
+        def syncfs(self, descriptor: int) -> int:
+            assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).stat().st_dev == folder.stat().st_dev
+            flushed.append(list_files(folder))
+            return 0
+
+    def move(source, target) -> None:
+        renamed.append(flushed[-1])
+        rename(source, target)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    monkeypatch.setattr(os, "rename", move)
+    return flushed, renamed
+
+
+def test_all_files_of_a_backup_are_on_the_disk_before_the_data_file_has_its_name(writer, folder, tmp_path, monkeypatch):
+    writer.append(purchase(7, 1))
+    compact(writer, older_than_ms=writer.now_ms() + 1)
+    _, renamed = note_syncs(monkeypatch, tmp_path / "backup")
+    back_up(folder, tmp_path / "backup")
+    names = [{path.name for path in files} for files in renamed]
+    assert names == [{path.name for path in list_files(tmp_path / "backup")}]
+    assert len(names[0]) > 1
+
+
+def test_all_files_of_a_restored_store_are_on_the_disk_before_and_after_they_are_moved(folder, replaceable, monkeypatch):
+    flushed, renamed = note_syncs(monkeypatch, folder)
+    restore(replaceable, folder, replace=True)
+    backed_up = {path.relative_to(replaceable) for path in list_files(replaceable)}
+    assert len(renamed) == 8
+    for files in renamed:
+        assert backed_up <= {Path(*path.relative_to(folder).parts[1:]) for path in files}
+    assert {folder / path for path in backed_up} | list_files(folder / "replaced-1") <= flushed[-1]
+
+
+def fail_flush(monkeypatch, number: int) -> None:
+    """Make the flush of a file system with this number fail, counted from 0."""
+    flushes = count()
+
+    class Libc:
+        def syncfs(self, descriptor: int) -> int:
+            ctypes.set_errno(errno.EIO)
+            return -1 if next(flushes) == number else 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+
+
+def test_a_backup_that_the_disk_did_not_take_fails(writer, folder, tmp_path, monkeypatch):
+    writer.append(purchase(7, 1))
+    fail_flush(monkeypatch, 0)
+    with pytest.raises(ConfigError, match=r"could not be written .*Input/output error"):
+        back_up(folder, tmp_path / "backup")
+    assert list((tmp_path / "backup").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["before the moves", "after them"])
+def test_a_restore_that_the_disk_did_not_take_leaves_the_store_as_it_was(folder, replaceable, number, monkeypatch):
+    before = sorted(path.name for path in folder.iterdir())
+    fail_flush(monkeypatch, number)
+    with pytest.raises(ConfigError, match=r"could not be restored: .*Input/output error"):
+        restore(replaceable, folder, replace=True)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert list_items(folder) == [1, 2]
 
 
 @pytest.fixture
