@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from live.archive import write_table
 from serving.contract.durable import replace_durably
-from serving.contract.errors import ArtifactError
+from serving.contract.errors import ArtifactError, RecommenderError
 from serving.contract.locks import hold_lock
 from serving.contract.tensors import Sources
 from serving.live.experiment import hash_share
@@ -133,22 +133,22 @@ class ExposureLog:
     def flush(self) -> None:
         """Write what was added, and apply retention if it is due.
 
-        Raises OSError; what could not be written stays in memory.
+        Raises OSError, and ArtifactError for damaged marks of erasures. What could not be written stays in memory.
         """
         with self._lock:
             rows, self._rows = self._rows, []
             if rows:
                 try:
                     self._write(rows)
-                except OSError:
-                    self._rows = rows + self._rows
+                except BaseException:
+                    self._rows[:0] = rows  # in place: `add` may append meanwhile
                     raise
             is_much = self._new_bytes > RETAINED_SHARE * self._keep_bytes
             if is_much or time.monotonic() - self._retained_s >= RETAINED_EVERY_S:
                 self._retained_s, self._new_bytes = time.monotonic(), 0
                 try:
                     remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
-                except ArtifactError as error:
+                except (OSError, RecommenderError) as error:
                     log.warning("old exposures are not removed: %s", error)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class ExposureLog:
             self._wake.clear()
             try:
                 self.flush()
-            except OSError as error:
+            except (OSError, RecommenderError) as error:
                 log.warning("%d exposures cannot be written and stay in memory: %s", len(self._rows), error)
 
     def _write(self, rows: list[Exposure]) -> None:
@@ -180,7 +180,10 @@ class ExposureLog:
 
 
 def list_exposure_files(folder: Path) -> list[Path]:
-    """Return the files that together hold each answer of a log once, oldest first. folder: `exposures` in the live store"""
+    """Return the files that together hold each answer of a log once, oldest first. folder: `exposures` in the live store
+
+    Raises ArtifactError (`read_merges`).
+    """
     paths = list_all_files(folder)
     merges = read_merges(folder)  # after the files were listed: a file that replaces others is recorded before it is written
     replaced = {name for path in paths for name in merges.get(path.name, ())}
@@ -193,11 +196,20 @@ def list_all_files(folder: Path) -> list[Path]:
 
 
 def read_merges(folder: Path) -> dict[str, list[str]]:
-    """Return the names of the files that each merged file replaces, by its name. A merged file may not be written yet."""
+    """Return the names of the files that each merged file replaces, by its name. A merged file may not be written yet.
+
+    Raises ArtifactError for a damaged record.
+    """
+    path = folder / MERGES_FILE
     try:
-        return json.loads((folder / MERGES_FILE).read_text())
+        return {name: list(parts) for name, parts in json.loads(path.read_text()).items()}
     except FileNotFoundError:
         return {}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} does not say which files the merged ones replace ({error!r}). Expected the record that maintenance wrote. "
+            "Remove the file; answers that the last round of maintenance merged are then counted twice."
+        ) from error
 
 
 def parse_written_ms(file: Path) -> int:
@@ -208,7 +220,8 @@ def parse_written_ms(file: Path) -> int:
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
     """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return the removed files.
 
-    Other gateways write the same log, and may remove its files meanwhile. Raises ArtifactError (`read_removed_ms`).
+    Other gateways write the same log, and may remove its files meanwhile. Raises OSError, and ArtifactError (`read_merges`,
+    `read_removed_ms`).
     """
     sizes = {}
     for path in list_exposure_files(folder):
@@ -272,7 +285,7 @@ def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     """Set the user id of a user's logged answers to null. Return the number of these answers.
 
     Gateways will write the answers until `erased_ms` (unix milliseconds) that they have in memory without the id.
-    The caller holds the lock of maintenance.
+    The caller holds the lock of maintenance. Raises ArtifactError for a file that cannot be read.
     """
     (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
     with hold_lock(folder / FOLDER / ERASED_LOCK):
@@ -321,11 +334,18 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table | No
 
 
 def _read_marks(folder: Path) -> dict[str, int]:
-    """Return when users were erased: unix milliseconds by `digest_user`."""
-    with suppress(FileNotFoundError):
-        marks = map(json.loads, (folder / ERASED).read_text().splitlines())
-        return {mark["user"]: mark["erased_ms"] for mark in marks}
-    return {}
+    """Return when users were erased: unix milliseconds by `digest_user`. Raises ArtifactError for damaged marks."""
+    path = folder / ERASED
+    try:
+        marks = map(json.loads, path.read_text().splitlines())
+        return {str(mark["user"]): int(mark["erased_ms"]) for mark in marks}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} does not say which users were erased ({error!r}). Expected the marks that `python -m live erase` wrote. "
+            f"Remove the file, and erase the users of the last {MARKED_S // DAY_S} days again."
+        ) from error
 
 
 def _leave_out_erased(answer: Exposure, erased_ms: dict[str, int]) -> int | None:

@@ -1,5 +1,6 @@
 """The exposure log: sampling, retention, failure to write, and erasure."""
 
+import time
 from dataclasses import replace
 
 import pyarrow.compute as pc
@@ -190,3 +191,61 @@ def test_a_damaged_record_of_removals_stops_only_the_retention(tmp_path, caplog)
     assert "Remove the file" in caplog.text
     (tmp_path / "exposures" / "removed.json").unlink()
     assert [row["request_id"] for row in read_exposures(tmp_path).to_pylist()] == [ANSWER.request_id]
+
+
+def wait_until_logged(caplog, text, count=1):
+    until_s = time.monotonic() + 30.0
+    while caplog.text.count(text) < count:
+        assert time.monotonic() < until_s, caplog.text
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("damage", ['{"user": "a", "erased', "[]", '{"user": "a"}', '{"user": "a", "erased_ms": null}'])
+def test_answers_wait_while_the_marks_of_erasures_are_damaged(tmp_path, caplog, monkeypatch, damage):
+    """Written without the marks, they would have the ids of erased users."""
+    monkeypatch.setattr(exposures, "FLUSH_S", 0.01)
+    write(tmp_path, answers(5))
+    erase_exposures(tmp_path, 7, NOW_MS)
+    marks = tmp_path / "exposures" / "erased.jsonl"
+    intact = marks.read_text()
+    marks.write_text(damage)
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 2_000.0)
+    log.add(ANSWER)
+    wait_until_logged(caplog, "1 exposures cannot be written and stay in memory", count=2)
+    assert "erased.jsonl does not say which users were erased" in caplog.text
+    assert "Remove the file, and erase the users of the last 7 days again." in caplog.text
+    with pytest.raises(ArtifactError, match=r"erased\.jsonl"):
+        erase_exposures(tmp_path, 8, NOW_MS)
+    assert len(read_exposures(tmp_path)) == 5
+    marks.write_text(intact)
+    log.close()
+    [row] = read_exposures(tmp_path).to_pylist()[5:]
+    assert (row["request_id"], row["user_id"]) == ("r0", None)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"exposures-1.parquet": null}'])
+def test_a_damaged_record_of_merges_stops_only_the_retention(tmp_path, caplog, monkeypatch, damage):
+    monkeypatch.setattr(exposures, "FLUSH_S", 0.01)
+    monkeypatch.setattr(exposures, "RETAINED_EVERY_S", 0.0)
+    write(tmp_path, answers(10), now=1_000.0)
+    record = tmp_path / "exposures" / "merges.json"
+    record.write_text(damage)
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000_000.0)  # the first file is older than a day
+    wait_until_logged(caplog, "old exposures are not removed")
+    log.add(ANSWER)
+    wait_until_logged(caplog, "old exposures are not removed", count=3)  # the thread goes on
+    assert "merges.json does not say which files the merged ones replace" in caplog.text
+    with pytest.raises(ArtifactError, match="Remove the file; answers that"):
+        read_exposures(tmp_path)
+    record.unlink()
+    log.close()
+    assert [row["request_id"] for row in read_exposures(tmp_path).to_pylist()] == [ANSWER.request_id]
+
+
+def test_a_file_that_retention_cannot_remove_stops_only_the_retention(tmp_path, caplog):
+    (tmp_path / "exposures" / "exposures-0000000000001-1-0.parquet").mkdir(parents=True)
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000_000.0)
+    log.add(ANSWER)
+    log.flush()
+    assert "old exposures are not removed: [Errno 21] Is a directory" in caplog.text
+    log.close()
