@@ -152,11 +152,14 @@ class ExposureLog:
                     log.warning("old exposures are not removed: %s", error)
 
     def close(self) -> None:
-        """Stop the thread, and write the rest. Raises OSError."""
+        """Stop the thread, and write the rest. What cannot be written is lost, and the log says how much that is."""
         self._closed = True
         self._wake.set()
         self._thread.join()
-        self.flush()
+        try:
+            self.flush()
+        except (OSError, RecommenderError) as error:
+            log.error("%d exposures cannot be written and are lost: %s", len(self._rows), error)
 
     def _run(self) -> None:
         while not self._closed:

@@ -11,7 +11,7 @@ from live.exposures import read_exposures
 from repository.experiments import find_experiment_folder
 from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Recommendations, Sources, Unavailable
+from triton_recommender import InvalidRequest, Recommendations, Sources, Unavailable
 from triton_recommender.tensors import RECOMMEND
 
 STATED = (1.0, 0.25, None, 1.0)
@@ -75,3 +75,18 @@ def test_exclusions_that_only_the_client_can_heed_leave_draws_unknown(door):
 def test_one_exclusion_more_leaves_draws_unknown(door):
     most = door.shop.server.models[RECOMMEND].inputs["exclude"][1]
     assert logged(door, exclude=",".join(map(str, range(100, 101 + most)))) == [1.0, None, None, None]
+
+
+def test_a_gateway_that_cannot_write_the_rest_still_closes_its_client(door, caplog):
+    folder = find_experiment_folder(door.repo)
+    folder.mkdir(mode=0o700)
+    (folder / "exposures").write_text("a file where the folder should be")
+
+    async def ask_and_stop() -> None:
+        async with door.app.router.lifespan_context(door.app):
+            await door.ask_async("GET", "/v1/recommendations", params={"user": "1"})
+
+    asyncio.run(ask_and_stop())
+    assert "1 exposures cannot be written and are lost" in caplog.text
+    with pytest.raises(InvalidRequest, match="The client is closed"):
+        asyncio.run(door.shop.recommend(1))

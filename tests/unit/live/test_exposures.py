@@ -249,3 +249,9 @@ def test_a_file_that_retention_cannot_remove_stops_only_the_retention(tmp_path, 
     log.flush()
     assert "old exposures are not removed: [Errno 21] Is a directory" in caplog.text
     log.close()
+
+
+def test_a_log_that_closes_says_how_many_answers_are_lost(tmp_path, caplog):
+    (tmp_path / "exposures").write_text("a file where the folder should be")
+    write(tmp_path, answers(3))
+    assert "3 exposures cannot be written and are lost: [Errno 17] File exists" in caplog.text
