@@ -26,6 +26,7 @@ KEPT_S = 10.0  # age up to which a report is reused
 TIMEOUT_S = 120.0  # for one report
 NICENESS = 10
 CALIBRATED_EVERY_S = 600.0
+UNREADABLE = "The logs of answers and events cannot be read. The gateway's log has the details."
 
 
 class LogReports:
@@ -57,23 +58,27 @@ class LogReports:
 
     async def _read(self) -> bytes:
         command = (sys.executable, "-m", "trials", self._command, "--repo", str(self._repo))
-        process = await asyncio.create_subprocess_exec(*command, cwd=PROJECT, stdout=PIPE, stderr=PIPE)
         try:
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-            async with asyncio.timeout(self._timeout_s):
-                report, errors = await process.communicate()
+            process = await asyncio.create_subprocess_exec(*command, cwd=PROJECT, stdout=PIPE, stderr=PIPE)
+            try:
+                os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+                async with asyncio.timeout(self._timeout_s):
+                    report, errors = await process.communicate()
+            finally:
+                if process.returncode is None:  # the process hangs, or the gateway ends
+                    process.kill()
+                    await process.wait()
         except TimeoutError as error:
             log.warning("%s was killed after %g s", " ".join(command[1:4]), self._timeout_s)
             raise DependencyError(
                 f"The logs of answers and events could not be read within {self._timeout_s:g} s. Try again."
             ) from error
-        finally:
-            if process.returncode is None:  # the process hangs, or the gateway ends
-                process.kill()
-                await process.wait()
+        except OSError as error:  # too little memory, or too many processes
+            log.warning("%s cannot run: %s", " ".join(command[1:4]), error)
+            raise DependencyError(UNREADABLE) from error
         if process.returncode:
             log.warning("%s failed: %s", " ".join(command[1:4]), errors.decode(errors="replace"))
-            raise DependencyError("The logs of answers and events cannot be read. The gateway's log has the details.")
+            raise DependencyError(UNREADABLE)
         return report
 
 

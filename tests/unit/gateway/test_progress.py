@@ -143,3 +143,33 @@ def test_calibration_is_shown_until_it_is_no_longer_known(repo, monkeypatch, tmp
     for name, value in (("error", 0.5), ("error_bound", 0.2), ("expected_click_rate", 0.08), ("observed_click_rate", 0.04)):
         assert f'gateway_calibration_{name}{{generation="3"}} {value}' in page
     asyncio.run(watch({"reason": "too few answers"}, is_shown=False))
+
+
+def test_calibration_is_not_known_while_no_process_can_start(repo, monkeypatch, tmp_path, caplog):
+    fields = {"generation": 3, "error": 0.5, "bound": 0.2, "expected_rate": 0.08, "observed_rate": 0.04}
+    project, away = tmp_path / "project", tmp_path / "away"
+    project.mkdir()
+    (project / "trials.py").write_text(f"print({json.dumps(fields)!r})")
+    monkeypatch.setattr(progress, "PROJECT", project)
+    monkeypatch.setattr(progress, "KEPT_S", 0.0)
+    metrics = Metrics()
+
+    async def wait_until(is_shown: bool) -> None:
+        async with asyncio.timeout(60.0):
+            while ("gateway_calibration_error{" in metrics.render_page().decode()) != is_shown:
+                await asyncio.sleep(0.01)
+
+    async def watch() -> None:
+        reports = LogReports(repo, "calibration")
+        watching = asyncio.create_task(watch_calibration(reports, metrics, every_s=0.01))
+        await wait_until(is_shown=True)
+        project.rename(away)  # an error of the system, as with too little memory
+        await wait_until(is_shown=False)
+        with pytest.raises(DependencyError, match="The gateway's log has the details"):
+            await reports.read_latest()
+        away.rename(project)
+        await wait_until(is_shown=True)
+        watching.cancel()
+
+    asyncio.run(watch())
+    assert "-m trials calibration cannot run: [Errno 2] No such file or directory" in caplog.text
