@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -48,12 +49,13 @@ class JudgedEvents:
             self._version, self._kept = version, EventBatch.join([])
             self._last = find_start(self._folder, experiment.changed_ms)
         parts, known = [self._kept], set(answers["request_id"].cast(pa.binary()).to_pylist())
+        now_ms = time.time_ns() // 1_000_000
         for sequences, batch in read_log(self._folder, self._last):
             parts.append(take_reactions(batch))
             self._last = int(sequences[-1])
             if len(parts) == MOST_PARTS:
-                parts = [take_known(EventBatch.join(parts), known)]
-        self._kept = take_known(EventBatch.join(parts), known)
+                parts = [take_known(EventBatch.join(parts), known, now_ms)]
+        self._kept = take_known(EventBatch.join(parts), known, now_ms)
         return [(np.arange(len(self._kept)), self._kept)]
 
 
@@ -66,11 +68,16 @@ def take_reactions(batch: EventBatch) -> EventBatch:
     return EventBatch(headers, blanks, [batch.request_ids[row] for row in rows], blanks)
 
 
-def take_known(events: EventBatch, answers: set[bytes]) -> EventBatch:
-    """Return the events that name one of `answers`, and those whose answer may still be written. answers: request ids"""
+def take_known(events: EventBatch, answers: set[bytes], now_ms: int) -> EventBatch:
+    """Return the events that name one of `answers`, and those whose answer may still be written.
+
+    answers: request ids; now_ms: unix milliseconds. Events that a fast clock stamped with a time still to come cannot make the
+    others seem old, and wait no longer than until the clock is right.
+    """
     received_ms = events.headers["received_ms"]
+    latest_ms = min(received_ms.max(initial=0), now_ms)
     is_known = np.fromiter((request_id in answers for request_id in events.request_ids), bool, len(events))
-    return events.take(np.flatnonzero(is_known | (received_ms > received_ms.max(initial=0) - WAITS_MS)))
+    return events.take(np.flatnonzero(is_known | (np.abs(received_ms - latest_ms) < WAITS_MS)))
 
 
 class JudgedAnswers:

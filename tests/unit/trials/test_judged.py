@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -108,3 +109,23 @@ def test_an_event_is_read_once_and_joins_an_answer_that_is_written_later(tmp_pat
         changed = replace(SPRING, changed_ms=SPRING.changed_ms + 1)
         ((_, kept),) = judged.read(changed, answers.read(changed))
         assert kept.request_ids == [b"spring6"]  # begun anew, from what the log holds
+
+
+def test_events_of_a_fast_clock_do_not_keep_others_from_waiting(tmp_path):
+    right_ms = time.time_ns() // 1_000_000
+    now_ms = [right_ms]
+    answers, judged = JudgedAnswers(tmp_path), JudgedEvents(tmp_path)
+
+    def look() -> list[str]:
+        return [text.decode() for _, batch in judged.read(SPRING, answers.read(SPRING)) for text in batch.request_ids]
+
+    with closing(Writer(tmp_path, Layout(), KINDS.names, now_ms=lambda: now_ms[0])) as writer:
+        log_answers(tmp_path, range(10))
+        now_ms[0] = right_ms + 365 * 86_400_000
+        record(writer, ["spring3", "elsewhere"])
+        now_ms[0] = right_ms  # the clock is set back
+        record(writer, ["spring12"])
+        assert look() == ["spring3", "spring12"]  # `elsewhere` would wait, and take memory, for a year
+        log_answers(tmp_path, range(10, 20))
+        record(writer, ["spring5"])
+        assert look() == ["spring3", "spring12", "spring5"]
