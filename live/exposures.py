@@ -127,7 +127,7 @@ class ExposureLog:
             self.dropped += 1
             return
         self._rows.append(exposure)
-        if len(self._rows) >= FLUSH_ROWS:
+        if len(self._rows) == FLUSH_ROWS:  # what waits beyond that is tried every FLUSH_S seconds
             self._wake.set()
 
     def flush(self) -> None:

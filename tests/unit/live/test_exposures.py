@@ -255,3 +255,19 @@ def test_a_log_that_closes_says_how_many_answers_are_lost(tmp_path, caplog):
     (tmp_path / "exposures").write_text("a file where the folder should be")
     write(tmp_path, answers(3))
     assert "3 exposures cannot be written and are lost: [Errno 17] File exists" in caplog.text
+
+
+def test_answers_that_wait_are_not_tried_anew_with_each_that_comes(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(exposures, "FLUSH_ROWS", 10)
+    (tmp_path / "exposures").write_text("a file where the folder should be")
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000.0)
+    for row in answers(10):
+        log.add(row)
+    wait_until_logged(caplog, "10 exposures cannot be written")
+    for row in answers(20):
+        log.add(row)
+        time.sleep(0.005)
+    assert caplog.text.count("cannot be written and stay in memory") == 1  # the next try is due after FLUSH_S
+    (tmp_path / "exposures").unlink()
+    log.close()
+    assert len(read_exposures(tmp_path)) == 30
