@@ -42,9 +42,9 @@ class Tried:
 
     def __init__(self, repo: Path, challenger=lambda query: CHALLENGERS, **settings) -> None:
         self.repo, self._challenger, self._settings, self._runs = repo, challenger, settings, 0
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
+    def open(self) -> None:
         self.door = Gateway(self.repo, lambda query: CHAMPIONS, **self._settings)
         self.door.shop.server.challengers[2] = self._challenger
 
@@ -65,7 +65,7 @@ class Tried:
                 return answers
 
         if self._runs:  # the last run closed its client
-            self._open()
+            self.open()
         self._runs += 1
         return asyncio.run(ask_all())
 
@@ -152,7 +152,9 @@ def test_a_sessions_items_are_explained_by_its_own_generation(compared):
 def test_each_items_reasons_are_those_of_the_generation_that_it_is_of(compared, mode):
     tried, _ = compared
     tried.start(mode=mode, share=1.0)
-    for user, answer in tried.ask(USERS[:4], reasons="true").items():
+    answers = tried.ask(USERS[:4], reasons="true")
+    tried.open()  # the gateway that answered has closed its pipelines
+    for user, answer in answers.items():
         for item in answer["items"]:
             of = 2 if mode == "ab" or item["id"] in set(CHALLENGERS) - set(CHAMPIONS) else 1
             told = explain(tried, item["id"], user=user, generation=of)

@@ -261,7 +261,7 @@ def test_sharing_waits_where_more_keys_are_bad_than_single_faults_explain(host, 
     host.share_all()
     for user in (0, 2, GOOD):
         host.writer.append(purchase(user, 5))
-    with pytest.raises(DependencyError, match=r"more than 2 users and items.*`python -m live inspect`.*remove them"):
+    with pytest.raises(DependencyError, match=r"more than 2 users and items.*`python -m live inspect`.*remove these keys"):
         host.share_all()
     assert host.sharer.read_shared_sequence() == 2
     redis.client.delete(keys[1])
