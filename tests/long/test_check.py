@@ -171,7 +171,7 @@ def test_a_manifest_that_is_not_the_published_one_is_not_published_again(reposit
         ),
         (
             lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
-            "Edge ranked -> rerank.ranked: TYPE_UINT8 [",
+            "Edge ranked -> rerank.ranked: the source is TYPE_UINT8 [",
         ),
         (
             lambda r: [replace_in(r / m / "config.pbtxt", "rank_scores FP", "rank_scores INT") for m in ("rank", "rerank")],
