@@ -61,7 +61,7 @@ class Watched:
 
     @property
     def differing_share(self) -> float:
-        """Of the users whom both generations answered, the share whose two lists differ; 0 without such users."""
+        """The share of users with two different lists, among those whom both generations answered; 0 without such users."""
         by_user: defaultdict[int, list[list]] = defaultdict(list)
         for (_, user), items in self.first.items():
             by_user[user].append(items)

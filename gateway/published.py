@@ -46,7 +46,7 @@ class SimilarItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """What a gateway needs of one generation.
+    """The data of one generation that a gateway needs.
 
     popular: item ids, best first; popular_by_context: column -> value -> item ids
     user_ids: int64 [U] ascending; item_ids: int64 [n_items] ascending, without the rows kept free for new items

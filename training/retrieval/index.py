@@ -50,7 +50,7 @@ class Trial:
 
 
 class Choice(NamedTuple):
-    """How a catalogue is searched.
+    """The chosen way to search a catalogue, with the trials that led to it.
 
     kind: "exact", "lists" or "compressed lists"; index: a Faiss index over positions, None for "exact"
     trials: the efforts that were tried, the chosen one last

@@ -1,4 +1,4 @@
-"""What the cache experiment reads from a log."""
+"""The cache experiment reads the replayed lines of a log, and the users of the lines before them."""
 
 from __future__ import annotations
 
