@@ -28,6 +28,7 @@ from serving.live.events import EventBatch
 from serving.live.experiment import SHADOW_ARM
 from trials.feedback import has_mark, join_feedback, number_users, pad_rows
 from trials.off_policy import (
+    LEAST_EFFECTIVE_SAMPLES,
     Estimate,
     SlateKind,
     TrialError,
@@ -43,7 +44,6 @@ Lists = Mapping[str, list[int]]  # request id -> item ids, best first
 Reward = Literal["clicks", "conversions", "value"]
 MOST_JUDGED = 200_000  # the latest answers of a shadow that are judged; they take some 500 MB
 LEAST_SUPPORT = 0.95
-LEAST_USERS = 100
 PRIOR_SHOWN = 100.0  # answers' worth of the place's mean reward that enter the estimate of an item's reward
 
 
@@ -167,7 +167,7 @@ def pair_answers(
     exposures, log: as in trials/feedback.py; reward: what counts as an item's reward
     places: how many places to judge, from the top; None for all
 
-    Raises TrialError if no shown answer has a judged list, or if those that have one are of fewer than LEAST_USERS users.
+    Raises TrialError if no shown answer has a judged list, or if those that have one are of too few users.
     """
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
@@ -179,10 +179,11 @@ def pair_answers(
             f"No shown answer{left_out} has a request id of the judged lists. Give them the request ids of the exposure log."
         )
     users = number_users(shown["user_id"])
-    if users.max() + 1 < LEAST_USERS:
+    if users.max() + 1 < LEAST_EFFECTIVE_SAMPLES:
         raise TrialError(
-            f"The {len(shown):,} shown answers to judge by are of {users.max() + 1} users; expected {LEAST_USERS} or more, "
-            "because the answers of one user depend on each other. Let the experiment run longer."
+            f"The {len(shown):,} shown answers to judge by are of {users.max() + 1} users; expected "
+            f"{LEAST_EFFECTIVE_SAMPLES:.0f} or more, because the answers of one user depend on each other. "
+            "Let the experiment run longer."
         )
     feedback = join_feedback(shown, log)
     lists = [judged[request_id] for request_id in shown["request_id"].to_pylist()]

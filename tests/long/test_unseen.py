@@ -162,7 +162,7 @@ def test_what_an_item_should_earn_is_learned_from_other_users():
 def test_a_log_that_is_worth_too_few_users_says_why():
     judged, _ = show_new_items(2, 200, 0.4)
     with pytest.raises(
-        TrialError, match=r"The log's 200 users are worth \d\d users .* expected 100 or more\. \d\d users were shown"
+        TrialError, match=r"The log's 200 users are worth \d\d users .* expected 200 or more\. \d\d users were shown"
     ):
         paired(*show_new_items(1, 200, 0.4), judged, click_each).estimate("standard")
 
@@ -252,7 +252,7 @@ def test_shown_answers_without_a_judged_list_are_left_out():
 
 def test_too_few_users_are_told_as_such():
     rows = [{"request_id": str(row), "user_id": row % 60, "item_ids": [1], "propensities": [1.0]} for row in range(5_000)]
-    with pytest.raises(TrialError, match="The 5,000 shown answers to judge by are of 60 users; expected 100 or more"):
+    with pytest.raises(TrialError, match="The 5,000 shown answers to judge by are of 60 users; expected 200 or more"):
         pair_answers(exposures(*rows), [], {str(row): [1] for row in range(5_000)})
 
 
@@ -356,8 +356,8 @@ def test_only_fallbacks_are_nothing_to_judge_by():
 
 
 def test_the_latest_answers_of_a_long_shadow_are_judged_and_the_command_says_so(repo, monkeypatch):
-    monkeypatch.setattr("trials.unseen.MOST_JUDGED", 150)
-    monkeypatch.setattr("trials.__main__.MOST_JUDGED", 150)
+    monkeypatch.setattr("trials.unseen.MOST_JUDGED", 250)
+    monkeypatch.setattr("trials.__main__.MOST_JUDGED", 250)
     found = json.loads(judge(repo, "--generation", "2", "--places", "1", "--json"))
-    assert (found["judged"], found["shown"]["decisions"]) == (150, 150)
-    assert "Only the shadow's latest 150 answers are judged, since 20" in judge(repo, "--generation", "2", "--places", "1")
+    assert (found["judged"], found["shown"]["decisions"]) == (250, 250)
+    assert "Only the shadow's latest 250 answers are judged, since 20" in judge(repo, "--generation", "2", "--places", "1")

@@ -97,7 +97,7 @@ def test_slates_of_one_position_are_decisions():
 def test_self_normalised_slates_follow_a_reward_that_all_items_share():
     """If every item earns more by a constant, so does the policy, however the drawn weights add up."""
     generator = np.random.default_rng(5)
-    actions = generator.choice(ACTIONS, (1_000, 3), p=LOGGED)
+    actions = generator.choice(ACTIONS, (4_000, 3), p=LOGGED)
     weights = compute_importance_weights(TARGET[actions], LOGGED[actions])
     for kind in ("standard", "independent", "cascade"):
         low, high = (estimate_slate_snips(reward + RATES[actions], weights, kind) for reward in (0.0, 1.0))
@@ -108,7 +108,7 @@ def test_a_log_that_says_too_little_is_refused():
     weights = np.zeros(10_000)
     weights[:20] = 100.0
     assert compute_effective_samples(weights) == pytest.approx(20)
-    with pytest.raises(TrialError, match=r"worth 20 decisions .* expected 100 or more"):
+    with pytest.raises(TrialError, match=r"worth 20 decisions .* expected 200 or more"):
         estimate_ips(np.ones(10_000), weights)
 
 
