@@ -34,6 +34,7 @@ class Metrics:
         self.unknown_items = Counter(
             "gateway_unknown_item_events", "Accepted events of items that nobody added", registry=registry
         )
+        self.lost_exposures = Counter("gateway_lost_exposures", "Answers that the exposure log has lost", registry=registry)
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=registry)
         self.limit = Gauge("gateway_recommendations_limit", "Adaptive limit of recommendations in flight", registry=registry)
         self.calls = Counter("gateway_calls", "Calls to a server, each for one or more recommendations", registry=registry)

@@ -35,7 +35,7 @@ log = logging.getLogger("exposures")
 
 FOLDER = "exposures"
 FLUSH_ROWS, FLUSH_S = 10_000, 10.0
-MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are dropped and counted
+MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are lost, and counted by the gateway
 DAY_S = 86_400
 ERASED, ERASED_LOCK = "erased.jsonl", ".erased.lock"  # marks of erasures; a lock held while marks or answers are written
 MARKED_S = 7 * DAY_S  # how long a mark is kept: no answer stays in memory for longer
@@ -108,7 +108,6 @@ class ExposureLog:
         self.folder, self.share, self._now = folder / FOLDER, share, now
         self._keep_s, self._keep_bytes = keep_days * DAY_S, keep_bytes
         self._rows: list[Exposure] = []
-        self.dropped = 0
         self._files = 0
         self._retained_s, self._new_bytes = float("-inf"), 0  # when retention last ran, and how much was written since
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
@@ -119,16 +118,16 @@ class ExposureLog:
         """Return whether an answer is kept: it belongs to an experiment, or its request to the logged share."""
         return bool(experiment) or hash_share(request_id) < self.share
 
-    def add(self, exposure: Exposure) -> None:
-        """Add an answer, unless the log does not keep it."""
+    def add(self, exposure: Exposure) -> bool:
+        """Add an answer, unless the log does not keep it. Return False if it is lost, because too many wait in memory."""
         if not self.keeps(exposure.request_id, exposure.experiment):
-            return
+            return True
         if len(self._rows) >= MOST_WAITING:
-            self.dropped += 1
-            return
+            return False
         self._rows.append(exposure)
         if len(self._rows) == FLUSH_ROWS:  # what waits beyond that is tried every FLUSH_S seconds
             self._wake.set()
+        return True
 
     def flush(self) -> None:
         """Write what was added, and apply retention if it is due.

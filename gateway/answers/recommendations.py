@@ -265,7 +265,8 @@ class Answering:
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
         marks = (Sources.POPULAR,) * len(item_ids) if degraded == [FALLBACK] else answer.sources
         sources = [int(bits) for bits in marks] or None
-        self._exposures.add(Exposure(*shown, *part, propensities, sources))
+        if not self._exposures.add(Exposure(*shown, *part, propensities, sources)):
+            self._metrics.lost_exposures.inc()
 
     def _build_answer(
         self, request_id: str, is_known: bool | None, generation: int, degraded: list[str], items: list, warnings: list[str]

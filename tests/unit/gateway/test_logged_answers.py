@@ -77,6 +77,13 @@ def test_one_exclusion_more_leaves_draws_unknown(door):
     assert logged(door, exclude=",".join(map(str, range(100, 101 + most)))) == [1.0, None, None, None]
 
 
+def test_answers_that_find_no_room_in_memory_are_counted_as_lost(door, monkeypatch):
+    monkeypatch.setattr("live.exposures.MOST_WAITING", 1)
+    for _ in range(3):
+        door.ask("GET", "/v1/recommendations", params={"user": "1"})
+    assert "gateway_lost_exposures_total 2.0" in door.ask("GET", "/metrics").text
+
+
 def test_a_gateway_that_cannot_write_the_rest_still_closes_its_client(door, caplog):
     folder = find_experiment_folder(door.repo)
     folder.mkdir(mode=0o700)
