@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -23,7 +23,8 @@ def kill() -> None:
 def free(lock: threading.Lock | FileLock) -> None:
     """Release a lock, if it is held: what the kernel does when its process is killed."""
     lock.acquire(blocking=False)
-    lock.release()
+    with suppress(RuntimeError):  # only another process holds it
+        lock.release()
 
 
 @contextmanager
