@@ -20,8 +20,8 @@ import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.other_environment import run_in_environment
-from export.recording import draw_requests
-from export.references import compute_watched
+from export.steps.recording import draw_requests
+from export.steps.references import compute_watched
 from perf.command import run
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder

@@ -27,8 +27,8 @@ from rich.table import Table
 from experiments.prequential import TITLES
 from export.build import build_repository
 from export.continuous.prequential import Quality, answer_frozen, choose_questions, make_event_inputs
-from export.recording import make_context_tensors
 from export.settings import Settings
+from export.steps.recording import make_context_tensors
 from perf.command import run
 from perf.live.shop import Shop, open_shop
 from perf.load.workload import ask

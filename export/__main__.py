@@ -192,7 +192,7 @@ def hugectr_data(
     from training.dataset import load_dataset
 
     settings, dataset = read_settings(config), load_dataset(data)
-    from export.hugectr_data import write_hugectr_data  # imported late, because training imports take seconds
+    from export.steps.hugectr_data import write_hugectr_data  # imported late, because training imports take seconds
 
     write_hugectr_data(dataset, out, settings, console)
 

@@ -15,19 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from export.catalogue import write_catalogue
-from export.describe import describe_export, describe_ranker, describe_sources
-from export.learning import Learning, keep_weights
-from export.lost_log import refuse_lost_log
 from export.profiles import DEFAULT, Profile, Rehearsed, load_profile
 from export.progress import Progress
-from export.recording import draw_requests
-from export.references import REFERENCE_TIMES, write_drift_references
-from export.rehearsal import rehearse
 from export.settings import PipelineSettings, Settings
-from export.stages import write_rules, write_stages
-from export.tables import find_shapes, plan_tables, write_tables
-from export.training_settings import (
+from export.steps.catalogue import write_catalogue
+from export.steps.describe import describe_export, describe_ranker, describe_sources
+from export.steps.learning import Learning, keep_weights
+from export.steps.lost_log import refuse_lost_log
+from export.steps.recording import draw_requests
+from export.steps.references import REFERENCE_TIMES, write_drift_references
+from export.steps.rehearsal import rehearse
+from export.steps.stages import write_rules, write_stages
+from export.steps.training_settings import (
     choose_ranking_settings,
     choose_retrieval_settings,
     choose_sequence_settings,
@@ -36,6 +35,7 @@ from export.training_settings import (
     explain_no_sequence,
     find_cluster,
 )
+from export.tables import find_shapes, plan_tables, write_tables
 from repository.applied_rules import read_current_values
 from repository.publish import Staging
 from repository.recorded import Recorded

@@ -40,7 +40,7 @@ class CpuProfile:
         staging.check_contract(specs)
 
     def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
-        from export.rehearsal import make_warmup_tensors  # imported late, because `make check` needs no pandas
+        from export.steps.rehearsal import make_warmup_tensors  # imported late, because `make check` needs no pandas
 
         staging, recorded = rehearsed.staging, rehearsed.recorded
         return staging.publish(rehearsed.specs, rehearsed.settings.merge_serving(), make_warmup_tensors(staging, recorded))

@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from export.profiles import DEFAULT, find_profile_name
-from export.rehearsal import make_warmup_tensors, record
 from export.settings import read_exported_settings
+from export.steps.rehearsal import make_warmup_tensors, record
 from repository.models import refuse_changed_manifests
 from repository.publish import Staging
 from repository.recorded import RECORDED_FILE, read_recorded

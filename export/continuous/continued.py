@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from export.live import find_catalogue_times
+from export.steps.live import find_catalogue_times
 from live.archive import read_log
 from serving.contract.ids import NAME, is_text_of, stable_id
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags

@@ -26,9 +26,9 @@ from export.build import build_repository
 from export.continuous.continued import continue_log, find_prompted, read_changes
 from export.continuous.prequential import Upserted, answer_live, choose_questions
 from export.continuous.verdict import LEAST_QUESTIONS, Verdict, judge
-from export.learning import Learning, keep_learned, measure_erasures, plan_learning
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
+from export.steps.learning import Learning, keep_learned, measure_erasures, plan_learning
 from repository.config import CONFIG_FILE, read_layout
 from repository.experiments import NOT_PROMOTED, STOPPED, find_experiment_folder, find_running
 from repository.generations import pin

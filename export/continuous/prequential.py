@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from export.recording import make_context_tensors
+from export.steps.recording import make_context_tensors
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, UPSERT, make_live_specs
 from serving.live.reader import Reader

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from export.build import build_repository
-from export.lost_log import refuse_lost_log
 from export.settings import Settings
+from export.steps.lost_log import refuse_lost_log
 from repository.generations import list_published_generations
 from serving.contract.errors import ExportError
 from serving.contract.tensors import ENSEMBLE

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 
 from export import relayout as relayout_module
 from export.relayout import relayout
-from export.reserve import insert_rows
+from export.steps.reserve import insert_rows
 from perf.tune.variant import seal_again
 from repository.generations import list_published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.continuous.prequential import make_event_inputs
-from export.live import make_event_kinds
+from export.steps.live import make_event_kinds
 from serving.live.admission import EventAdmission
 from serving.live.aggregations import Instants, make_entity_keys, parse_aggregations
 from serving.live.aggregations.plan import NO_KEY

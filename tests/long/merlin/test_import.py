@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from export.build import build_repository
-from export.hugectr_data import write_hugectr_data
 from export.nvidia.hugectr.foreign import read_foreign
 from export.nvidia.hugectr.importing import find_latest, import_dlrm
 from export.nvidia.hugectr.inputs import Inputs, Slot, list_inputs, read_inputs
@@ -22,6 +21,7 @@ from export.nvidia.hugectr.network import Network, describe_network
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.precision.agreement import EXACT
 from export.settings import Settings
+from export.steps.hugectr_data import write_hugectr_data
 from hps_config.reader import read_ps_json
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.artifacts import read_stage

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from export.describe import describe_ranker, describe_sources
+from export.steps.describe import describe_ranker, describe_sources
 from training.models.rankers.dlrm import DLRM, Shape
 from training.models.rankers.train_ranker import Ranker
 from training.models.ranking import RankingSettings

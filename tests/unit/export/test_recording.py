@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.recording import draw_requests
+from export.steps.recording import draw_requests
 from repository.recorded import Recorded, compare_answers, read_recorded
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import FROM_STORE, PAD_ID, Axes, make_ensemble_spec, make_stage_specs

@@ -6,7 +6,7 @@ import pytest
 
 from export.settings import Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, compose_settings_doc
-from export.training_settings import choose_sequence_settings, explain_no_graph, explain_no_sequence, find_cluster
+from export.steps.training_settings import choose_sequence_settings, explain_no_graph, explain_no_sequence, find_cluster
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.features.cluster import Cluster

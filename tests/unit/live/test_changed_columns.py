@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from export.live import find_column_roles, list_changeable_columns
+from export.steps.live import find_column_roles, list_changeable_columns
 from serving.contract.tensors import NULL_ROW, OBSERVE, OOV_ROW
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from export.continuous.continued import continue_log
-from export.live import find_catalogue_times
-from export.reserve import make_content
+from export.steps.live import find_catalogue_times
+from export.steps.reserve import make_content
 from gateway.published import LiveItems, Published
 from serving.contract.artifacts import find_stage_folder, load_manifest, write_manifest
 from serving.contract.errors import DataError

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from export.continuous.continued import continue_log
-from export.live import make_event_kinds
+from export.steps.live import make_event_kinds
 from live.__main__ import open_writer
 from live.archive import compact
 from live.forget import forget_items

@@ -8,8 +8,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from export.recording import draw_requests
-from export.references import REFERENCE_TIMES
+from export.steps.recording import draw_requests
+from export.steps.references import REFERENCE_TIMES
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.distributions import compute_psi, read_references

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from export.settings import Settings
-from export.training_settings import choose_ranking_settings
+from export.steps.training_settings import choose_ranking_settings
 from tests.long.training.models.conftest import QUIET, order_agreement
 from training.models.rankers.dlrm import Shape
 from training.models.rankers.train_ranker import compute_rank_scores, compute_shares, predict

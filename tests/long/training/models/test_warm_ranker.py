@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.learning import Learning, keep_weights
+from export.steps.learning import Learning, keep_weights
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import OOV_ROW
 from tests.long.training.models.conftest import lesson_of

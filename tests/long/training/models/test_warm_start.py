@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.learning import keep_learned, measure_erasures, plan_learning
+from export.steps.learning import keep_learned, measure_erasures, plan_learning
 from live.erase import PROOFS
 from serving.contract.errors import ArtifactError
 from serving.live.store import LEARNED

@@ -12,7 +12,7 @@ from export.nvidia.hugectr.inputs import list_inputs
 from export.nvidia.hugectr.training_data import write_training_data
 from export.progress import Progress
 from export.settings import Settings
-from export.training_settings import choose_retrieval_settings, find_cluster
+from export.steps.training_settings import choose_retrieval_settings, find_cluster
 from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings

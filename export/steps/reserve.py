@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from export.live import find_catalogue_times
+from export.steps.live import find_catalogue_times
 from repository.rules import insert_rows
 from serving.contract.tensors import PAD_ID
 from serving.stages.live.content import Content

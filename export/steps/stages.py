@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from export.live import make_event_kinds, write_live_models
-from export.reserve import make_content, reserve_rows
 from export.settings import PipelineSettings, Settings
+from export.steps.live import make_event_kinds, write_live_models
+from export.steps.reserve import make_content, reserve_rows
 from repository.applied_rules import PRICES_FILE
 from repository.publish import Staging
 from repository.rules import compile_rules
