@@ -42,6 +42,7 @@ from serving.live.store import (
     LOCK_FILE,
     MACHINE,
     PROGRESS,
+    RESTORING,
     Progress,
     has_store,
     make_folder,
@@ -55,7 +56,7 @@ from serving.stages.rules.applied import FOLDER as RULES
 # Copied besides the environment. The file that names the current version of the rules comes before the versions: otherwise it
 # could name one that was added after the versions were copied.
 PARTS = (ARCHIVE, PROOFS, f"{RULES}/{CURRENT_FILE}", RULES, EXPOSURES)
-COPYING, RESTORING = ".copying", ".restoring"
+COPYING = ".copying"
 REPLACED = "replaced"  # the folder of a store that a restored one replaces, with a number, in the store's own folder
 
 
@@ -311,12 +312,13 @@ def list_replaced(folder: Path, replace: bool) -> list[Path]:
 def exchange_contents(folder: Path, contents: list[Path], restored: Path) -> Path | None:
     """Move a store's contents into a new folder inside its own, and a restored store into their place. Undo it if it fails.
 
+    The data file is moved away first, and the new one comes last: if this process is killed, there is no store in between.
     Return the new folder, None without contents. Raises OSError, or ConfigError where contents could not be moved back.
     The store's folder itself may be a mount, which cannot be renamed.
     """
     number = next(number for number in count(1) if not (folder / f"{REPLACED}-{number}").exists())
     replaced = folder / f"{REPLACED}-{number}"
-    moves = [(path, replaced / path.name) for path in contents]
+    moves = [(path, replaced / path.name) for path in sorted(contents, key=lambda path: path.name != DATA_FILE)]
     moves += [(path, folder / path.name) for path in sorted(list_contents(restored), key=lambda path: path.name == DATA_FILE)]
     try:
         if contents:

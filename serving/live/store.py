@@ -35,6 +35,7 @@ ID = np.dtype("<i8")  # ids of users and items in keys
 CHANGE = struct.Struct("<Bq")  # type (ITEM_CHANGED or USER_CHANGED) and id: key of `columns`, value of `changes`
 KEY_VALUE = struct.Struct("<Qq")  # sequence, and arrival in unix milliseconds: value of `keys`
 DATA_FILE, LOCK_FILE = "data.mdb", "lock.mdb"
+RESTORING = ".restoring"  # a folder that is there while a backup is restored (live/backup.py)
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 SETS = ("seen",)  # databases with many values of one size per key
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
@@ -177,6 +178,7 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
         else:
             if create:
                 make_folder(folder)
+                refuse_half_restored(folder)
             elif not has_store(folder):
                 raise DependencyError(f"There is no live store in {folder}. Start its writer first.")
             store = Store(folder, store_bytes)
@@ -187,6 +189,15 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
                 raise
             _OPEN[folder] = store
     return store
+
+
+def refuse_half_restored(folder: Path) -> None:
+    """Raise ConfigError for a folder without a store in which a restore has not ended: it would begin with an empty one."""
+    if not has_store(folder) and (folder / RESTORING).exists():
+        raise ConfigError(
+            f"A restore into {folder} has not ended, so there is no live store in it. Wait for it, or, if it was killed, run "
+            "python -m live restore again with --replace. The store that it replaces is in its folder replaced-1 or later."
+        )
 
 
 def has_store(folder: Path) -> bool:

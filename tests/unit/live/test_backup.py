@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import threading
 from contextlib import closing
@@ -384,6 +385,35 @@ def test_a_restore_into_a_new_folder_that_cannot_be_undone_says_how_to_undo_it(r
     with pytest.raises(ConfigError, match=f"could not be undone: .* Before a server starts: remove {place}/archive[.]"):
         restore(replaceable, place)
     assert [path.name for path in place.iterdir() if path.is_dir()] == ["archive"]
+
+
+def restore_until_killed(backup: Path, folder: Path, number: int) -> None:
+    """Restore, and be killed at the call of os.rename with this number, counted from 0."""
+    rename, calls = os.rename, count()
+
+    def move(source, target) -> None:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+
+    pytest.MonkeyPatch().setattr(os, "rename", move)
+    restore(backup, folder, replace=True)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 7])
+def test_no_store_begins_empty_where_a_restore_was_killed(folder, replaceable, number):
+    process = PROCESSES.Process(target=restore_until_killed, args=(replaceable, folder, number))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    if number == 0:
+        assert list_items(folder) == [1, 2]
+    else:
+        with pytest.raises(ConfigError, match=r"has not ended.* live restore again with --replace"):
+            Writer(folder, Layout(), KINDS.names)
+    restore(replaceable, folder, replace=True)
+    Writer(folder, Layout(), KINDS.names).close()
+    assert list_items(folder) == [1]
 
 
 def test_a_backup_that_fails_leaves_an_empty_folder(writer, folder, tmp_path):
