@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from serving.contract.tensors import MISSING_INT, PAD_ID
+from serving.contract.texts import save_strings
 from serving.live.aggregations import make_entity_keys
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
-from serving.stages.features.encode import save_strings
 from serving.stages.features.user_files import STORE_FILE
 from serving.stages.features.user_store import ProfileColumn, Profiles, SeenItems
 from training.features.columns import make_raw_values

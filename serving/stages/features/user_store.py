@@ -14,9 +14,9 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, check_range, open_array, open_checked_array, read_json
 from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.texts import load_strings
 from serving.live.aggregations import EntityPlan, compile_aggregations, read_published
 from serving.loops.compiled import compiled
-from serving.stages.features.encode import load_strings
 from serving.stages.features.ids import place_in, write_places
 from serving.stages.features.user_files import STORE_FILE, TOTALS, UserFiles, check_ascending
 from serving.stages.features.user_state import Events, UserState, build_state

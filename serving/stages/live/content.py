@@ -19,8 +19,8 @@ import numpy as np
 from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
 from serving.contract.ids import NAME
+from serving.contract.texts import load_strings, save_strings
 from serving.live.catalogue_times import CatalogueTimes
-from serving.stages.features.encode import load_strings, save_strings
 
 FOLDER = "content"
 GROUPS = ("category", "provider")

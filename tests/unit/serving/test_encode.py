@@ -10,6 +10,7 @@ from pandas.util import hash_array
 
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import MISSING_INT, NULL_ROW, OOV_ROW
+from serving.contract.texts import load_strings, save_strings
 from serving.loops.hashing import hash_integers, hash_strings
 from serving.stages.features.encode import (
     FIRST_ROW,
@@ -19,8 +20,6 @@ from serving.stages.features.encode import (
     Plan,
     Ragged,
     StringVocabulary,
-    load_strings,
-    save_strings,
 )
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
