@@ -71,13 +71,14 @@ class AsyncRecommender(SharedClient):
         context: Mapping[str, ContextValue] | None = None,
         after: int | None = None,
         session: str | None = None,
+        category: str | None = None,
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
         generation: int | None = None,
     ) -> Recommendations:
         """See Recommender.recommend."""
-        query = Query(user_id, history, exclude, context or {}, after, session)
+        query = Query(user_id, history, exclude, context or {}, after, session, category)
         return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation))[0]
 
     async def recommend_many(

@@ -71,6 +71,7 @@ def recommend(
     exclude: Annotated[str, typer.Option(help="item ids that must not come back, comma-separated")] = "",
     context: Context = None,
     after: Annotated[int | None, typer.Option(help="a sequence that `observe` printed: the answer reflects it")] = None,
+    category: Annotated[str | None, typer.Option(help="recommend items of this category only")] = None,
     priority: Annotated[int, typer.Option(help="1 is served first; 0 leaves it to the server")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="refuse unknown names instead of warning of them")] = False,
     timeout: Seconds = 5.0,
@@ -86,7 +87,8 @@ def recommend(
     with report_errors():
         names = find_catalogue(repo)
         items = None if history is None else split_ids(history)
-        query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
+        columns = parse_pairs(context or [], "--context")
+        query = Query(user_id, items, split_ids(exclude), columns, after, category=category)
         settings = {"priority": priority, "catalogue": names or (None if strict else Catalogue()), "strict": strict}
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]

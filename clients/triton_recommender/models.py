@@ -87,6 +87,7 @@ class Query:
     context: column -> value, as the data set declares them; a column that is left out counts as missing
     after:   a sequence that `observe` or `upsert` returned. The answer reflects that event or change, or has LIVE in `degraded`
     session: the shop's name of an anonymous visitor's session, whose events the server has observed; user_id must be None
+    category: the category of all items of the answer, as the data set or `upsert` names it; None: the whole catalogue
     """
 
     user_id: int | str | None = None
@@ -95,6 +96,7 @@ class Query:
     context: Mapping[str, ContextValue] = field(default_factory=dict)
     after: int | None = None
     session: str | None = None
+    category: str | None = None
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ class Recommender(SharedClient):
         context: Mapping[str, ContextValue] | None = None,
         after: int | None = None,
         session: str | None = None,
+        category: str | None = None,
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
@@ -104,7 +105,7 @@ class Recommender(SharedClient):
         generation: ask this generation, which must be loaded as a challenger, for tests; None asks the served one
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
-        query = Query(user_id, history, exclude, context or {}, after, session)
+        query = Query(user_id, history, exclude, context or {}, after, session, category)
         return self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation)[0]
 
     def recommend_many(

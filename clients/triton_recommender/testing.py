@@ -55,6 +55,7 @@ def describe_models(
     """Return the three models as a server describes them. context: column -> INT64, FP32 or BYTES."""
     columns = {name: (dtype, 1) for name, dtype in context.items()}
     query = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
+    query |= {"category": ("BYTES", 1)}
     answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
     answer |= {"propensities": ("FP32", items_returned), "sources": ("INT32", items_returned)}
     event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
@@ -264,12 +265,13 @@ class AsyncFakeRecommender(_Received, AsyncRecommender):
 
 def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
     """Return the queries that these tensors encode."""
-    columns = [name for name in inputs if name not in ("user_id", "history", "exclude", "after")]
+    columns = [name for name in inputs if name not in ("user_id", "history", "exclude", "after", "category")]
     queries = []
     for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
         history = inputs["history"][row].tolist() if "history" in inputs else [FROM_STORE]
         exclude = inputs["exclude"][row].tolist() if "exclude" in inputs else []
         after = int(inputs["after"][row, 0]) if "after" in inputs else PAD_ID
+        category = inputs["category"][row, 0].decode() if "category" in inputs else ""
         queries.append(
             Query(
                 None if user_id in (ANONYMOUS, PROBE_USER_ID) else user_id,
@@ -277,6 +279,7 @@ def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
                 [item for item in exclude if item != PAD_ID],
                 _read_values({name: inputs[name][row, 0] for name in columns}),
                 None if after == PAD_ID else after,
+                category=category or None,
             )
         )
     return queries

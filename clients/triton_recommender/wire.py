@@ -20,7 +20,7 @@ INT64, FLOAT32 = np.iinfo(np.int64), np.finfo(np.float32)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 _MISSING: dict[str, int | float | bytes] = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
 _WANTED = {"INT64": "a whole number of 64 bits", "FP32": "a number of 32 bits", "BYTES": "text"}
-_OWN_INPUTS = ("user_id", "history", "exclude", "after")
+_OWN_INPUTS = ("user_id", "history", "exclude", "after", "category")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Signature:
     context: Mapping[str, str]  # column -> Triton's dtype: INT64, FP32 or BYTES
     max_batch: int  # queries per request
     has_after: bool = False  # whether `after` is one of the inputs
+    has_category: bool = False  # likewise
 
     @classmethod
     def of(cls, model: ModelDescription) -> Signature:
@@ -51,6 +52,7 @@ class Signature:
             context={name: dtype for name, (dtype, _) in model.inputs.items() if name not in _OWN_INPUTS},
             max_batch=model.max_batch,
             has_after="after" in model.inputs,
+            has_category="category" in model.inputs,
         )
 
 
@@ -73,7 +75,8 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
         _fill_history(tensors["history"][row], query)
         ids = [validate_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
         tensors["exclude"][row, : len(ids)] = ids
-    return tensors | _encode_after(queries, signature) | encode_context([query.context for query in queries], signature.context)
+    context = encode_context([query.context for query in queries], signature.context)
+    return tensors | _encode_after(queries, signature) | _encode_category(queries, signature) | context
 
 
 def decode(
@@ -207,6 +210,27 @@ def _encode_after(queries: Sequence[Query], signature: Signature) -> dict[str, n
             "Leave `after` out, or serve a repository that takes events."
         )
     return {}
+
+
+def _encode_category(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
+    rows = [[b"" if query.category is None else _encode_name(query.category)] for query in queries]
+    if signature.has_category:
+        return {"category": np.array(rows, np.object_)}
+    if any(query.category is not None for query in queries):
+        raise InvalidRequest(
+            "category is set, but this server's `recommend` has no such input: an older version exported its repository. "
+            "Leave `category` out, or export again."
+        )
+    return {}
+
+
+def _encode_name(category: object) -> bytes:
+    try:
+        if isinstance(category, str) and (name := category.strip()):  # as exports and `upsert` do
+            return name.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        pass
+    raise InvalidRequest(f"category is {category!r}; expected the name of a category, or None for the whole catalogue.")
 
 
 def _encode_value(name: str, dtype: str, value: ContextValue) -> int | float | bytes:

@@ -57,7 +57,7 @@ RETRIEVE_PARTS = (
         RETRIEVE_SEARCH,
         "retrieve",
         PYTHON,
-        ("item_ids.npy", "item_vectors.npy", "available.npy", "neighbour*.npy", "seen*", "items.faiss"),
+        ("item_ids.npy", "item_vectors.npy", "available.npy", "neighbour*.npy", "seen*", "items.faiss", "content/*"),
     ),
 )
 PAIR_FILES = (

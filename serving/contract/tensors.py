@@ -260,6 +260,7 @@ def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dic
     """Return the specs of the four stages by name, in order. context: the data set's context columns"""
     after = TensorSpec("after", "INT64", (1,), optional=True, fill=NO_SEQUENCE)
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
+    category = TensorSpec("category", "BYTES", (1,), optional=True, fill=b"")  # the whole catalogue
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
     user = make_record(
         "user",
@@ -288,7 +289,7 @@ def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dic
     )
     specs = (
         ModelSpec("preprocess", (USER_ID, *(c.tensor for c in context), history, after), (user,)),
-        ModelSpec("retrieve", (user, exclude), (candidates,)),
+        ModelSpec("retrieve", (user, exclude, category), (candidates,)),
         ModelSpec("rank", (user, candidates), (ranked,)),
         ModelSpec("rerank", (ranked,), answer),
     )

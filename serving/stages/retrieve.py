@@ -2,7 +2,7 @@
 
 history ─▶ rows ─▶ user_tower.onnx, sequence.onnx ─▶ user vector ─▶ Search (index + neighbours) ─▶ candidate_ids,
                                                                                                    retrieval_scores
-seen items, exclude, unavailable items ───────────────────▶ filtered out
+seen items, exclude, unavailable items, other categories ─▶ filtered out
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import SequenceSource
 from serving.stages.features.user_store import SeenItems, find_seen_range
 from serving.stages.live.candidates import SearchedItems
+from serving.stages.live.category_members import CategoryMembers
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
@@ -111,17 +112,21 @@ class RetrieveOutputs:
     filter_seen: bool
     columns: Mapping[Sources, slice]
     mean_item: np.ndarray
+    categories: CategoryMembers
     live: LiveSeen | None = None
     live_items: LiveItems[SearchedItems] | None = None
 
     @classmethod
-    def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
+    def load(
+        cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex, content: Content
+    ) -> RetrieveOutputs:
         """Load the searcher. Raises ArtifactError when it is broken or belongs to another catalogue."""
         search = load_search(folder, settings.index)
         check_lengths(folder, items, search)
         columns = map_source_columns(settings, search.item_vectors.shape[1])
         mean_item = compute_mean_item(search.item_vectors, search.servable[:-1])
-        return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen, columns, mean_item)
+        seen, categories = SeenItems.load(folder), CategoryMembers.of(content, items)
+        return cls(info.axes, items, search, seen, settings.filter_seen, columns, mean_item, categories)
 
     def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
@@ -142,17 +147,11 @@ class RetrieveOutputs:
         if self.live and self.filter_seen and is_current:
             since, is_missing = self.live.read(inputs["user_id"][:, 0])
         blocked = self.collect_blocked(inputs, history, since)
-        positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
-        if self.live_items:
-            self.live_items.arrays.lift_popular(vectors, history, blocked, positions, scores)
-            if stored := self.live_items.pairs:
-                n_newcomers = self.live_items.arrays.newcomers_per_list
-                stored.pairs.put_candidates(history, blocked, self.search.servable, positions, scores, n_newcomers)
-            self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
+        positions, scores = self.list_candidates(inputs["category"][:, 0].tolist(), vectors, history, blocked)
         sources = self.find_sources(vectors, history, positions)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
-        # A list is short only when all other items are seen, excluded or unavailable.
+        # A list is short only when all other items are seen, excluded, unavailable or of another category.
         fallback = broken | (n_found < self.axes.items_returned)
         lineage = mark_degraded(inputs["lineage"], fallback, Degraded.RETRIEVE)
         return {
@@ -161,6 +160,38 @@ class RetrieveOutputs:
             "candidate_sources": sources,
             "lineage": mark_degraded(lineage, is_missing, Degraded.LIVE),
         }
+
+    def list_candidates(
+        self, categories: list[bytes], vectors: np.ndarray, history: np.ndarray, blocked: Blocked
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions int64 [B, C], best first, padded with n_items, and scores float32 [B, C].
+
+        categories: that of each request, b"" for the whole catalogue
+        """
+        if not any(categories):
+            return self._list_among(None, vectors, history, blocked)
+        shape = len(vectors), self.axes.candidates
+        positions, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        for category in set(categories):
+            rows = [row for row, other in enumerate(categories) if other == category]
+            members = self.categories.find(category) & self.search.servable if category else None
+            positions[rows], scores[rows] = self._list_among(members, vectors[rows], history[rows], blocked.take(rows))
+        return positions, scores
+
+    def _list_among(
+        self, members: np.ndarray | None, vectors: np.ndarray, history: np.ndarray, blocked: Blocked
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Do what `list_candidates` says. members: bool [n_items + 1], what may be listed; None: all that is served"""
+        requests = (vectors, history, blocked, self.axes.candidates)
+        positions, scores = self.search(*requests) if members is None else self.search.search_within(members, *requests)
+        if self.live_items:
+            arrays, servable = self.live_items.arrays, self.search.servable if members is None else members
+            arrays.lift_popular(vectors, history, blocked, positions, scores, members)
+            if stored := self.live_items.pairs:
+                n_newcomers = arrays.count_newcomers(members)
+                stored.pairs.put_candidates(history, blocked, servable, positions, scores, n_newcomers)
+            arrays.put_newcomers(vectors, blocked, positions, scores, members)
+        return positions, scores
 
     def find_sources(self, vectors: np.ndarray, history: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return which sources propose each item, bits of Sources, uint8 [B, C].
@@ -173,7 +204,7 @@ class RetrieveOutputs:
             arrays.mark_lifted(history, positions, np.uint8(Sources.LIVE_SALES), sources)
             if stored:
                 stored.pairs.mark_companions(history, positions, np.uint8(Sources.LIVE_PAIRS), sources)
-            if len(newcomers := arrays.served_newcomers):
+            if len(newcomers := arrays.list_newcomers()):
                 sources |= np.where(np.isin(positions, newcomers), np.uint8(Sources.NEW_ITEMS), np.uint8(0))
         return sources
 
@@ -214,12 +245,13 @@ class Retrieve:
         info = read_stage(folder)
         settings = make_stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        outputs = RetrieveOutputs.load(folder, info, settings, items)
+        content = Content.load(folder)
+        outputs = RetrieveOutputs.load(folder, info, settings, items, content)
         inputs = RetrieveInputs.load(folder, info, settings, items)
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
         popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1)
         counted, live_parts = (popularity, settings.as_of_s), (ContentTower.load(folder), load_learned_sales(folder))
-        return cls(info, items, inputs, network, outputs, Content.load(folder), *counted, sequence, *live_parts)
+        return cls(info, items, inputs, network, outputs, content, *counted, sequence, *live_parts)
 
     @property
     def search(self) -> Search:
@@ -228,9 +260,8 @@ class Retrieve:
 
     def with_live(self, reader: Reader) -> Retrieve:
         """Return the stage with a live store attached."""
-        arrays = SearchedItems(
-            self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower
-        ).compile_loops()
+        history_table = self.inputs.tables.tables[HISTORY_TABLE]
+        arrays = SearchedItems(self.search, history_table, self.popularity, self.tower, self.outputs.categories).compile_loops()
         sales = LiveSales(self.items, self.as_of_s, self.learned)
         pairs = StoredPairs.for_generation(self.items, self.as_of_s, self.learned)
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)

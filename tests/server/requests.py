@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as grpc
+
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.generations import read_pinned_generation
+from serving.stages.live.content import Content
+from serving.stages.rules.config import CATEGORY
 
 TRITON_DTYPE = {"int64": "INT64", "float32": "FP32", "object": "BYTES", "int32": "INT32", "uint8": "UINT8"}
 
@@ -35,6 +41,14 @@ def ask_together(client: grpc.InferenceServerClient, model: str, calls: list[lis
     for inputs, answer in zip(calls, answers, strict=True):
         client.async_infer(model, inputs, callback=lambda result, error, to=answer: to.set_result(error or result))
     return [answer.result(timeout=60) for answer in answers]
+
+
+def name_categories(repository: Path, inputs: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Return the first requests, some of them for a category of the catalogue, one that no item has, or the whole catalogue."""
+    content = Content.load(find_stage_folder(repository, "retrieve", read_pinned_generation(repository)))
+    names = [*content.names[CATEGORY], "", "unheard of"]
+    own = {name: values[:count] for name, values in inputs.items()}
+    return own | {"category": np.array([[names[row % len(names)].encode()] for row in range(count)], object)}
 
 
 def ask_each(client: grpc.InferenceServerClient, inputs: dict[str, np.ndarray], concurrency: int) -> dict[str, np.ndarray]:

@@ -28,6 +28,16 @@ def test_wrong_dtype(client):
     assert "user_id" in error.message()
 
 
+def test_a_category_that_is_no_text(client):
+    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("category", np.array([[1]]))])
+    assert "INVALID_ARGUMENT" in error.status()
+    assert "category" in error.message()
+
+
+def test_a_category_that_is_not_utf_8_is_one_that_no_item_has(client):
+    assert (infer(client, user_id=[1], category=np.array([[b"\xff\xfe"]], object))["item_ids"] == PAD_ID).all()
+
+
 def test_wrong_shape(client):
     error = refused(client, [tensor("user_id", np.array([[1, 2]]))])
     assert "INVALID_ARGUMENT" in error.status()

@@ -26,7 +26,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
 from tests.repositories import copy_small_fused_repository, small_fused_repository
 from tests.server.load import Load
-from tests.server.requests import ask_each, infer, tensor
+from tests.server.requests import ask_each, infer, name_categories, tensor
 
 PAUSE_S = 0.3  # of the load between two rounds
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
@@ -53,6 +53,13 @@ def test_served_answers_equal_the_in_process_ones_of_the_other_layout(caller, re
     answers = ask_each(caller, recorded.inputs, concurrency=16)
     assert len(answers["item_ids"]) == 200
     expected = Pipeline.load(repository)(recorded.inputs)
+    assert compare_answers(answers, expected) == ""
+    np.testing.assert_array_equal(answers["degraded"], expected["degraded"])
+
+
+def test_served_answers_within_categories_equal_the_in_process_ones_of_the_other_layout(caller, repository, recorded):
+    inputs = name_categories(repository, recorded.inputs, count=24)
+    answers, expected = infer(caller, **inputs), Pipeline.load(repository)(inputs)
     assert compare_answers(answers, expected) == ""
     np.testing.assert_array_equal(answers["degraded"], expected["degraded"])
 

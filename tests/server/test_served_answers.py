@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
-from tests.server.requests import ask_each, infer
+from tests.server.requests import ask_each, infer, name_categories
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,14 @@ def test_served_answers_equal_the_in_process_ones(client, recorded, in_process, 
     assert compare_answers(served, in_process) == ""
     np.testing.assert_array_equal(served["degraded"], in_process["degraded"])
     np.testing.assert_array_equal(served["generation"], in_process["generation"])
+
+
+def test_served_answers_within_categories_equal_the_in_process_ones(client, repository, recorded):
+    inputs = name_categories(repository, recorded.inputs, count=24)
+    served, expected = infer(client, **inputs), Pipeline.load(repository)(inputs)
+    assert compare_answers(served, expected) == ""
+    np.testing.assert_array_equal(served["degraded"], expected["degraded"])
+    assert ((served["item_ids"] == PAD_ID).all(axis=1) == (inputs["category"][:, 0] == b"unheard of")).all()
 
 
 def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):

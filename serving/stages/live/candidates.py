@@ -10,6 +10,7 @@ import numpy as np
 from serving.contract.artifacts import view_writable
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import compute_inner_product
+from serving.stages.live.category_members import CategoryMembers
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.sales import LiveSales
 from serving.stages.search.search import Blocked, Search
@@ -28,6 +29,7 @@ class SearchedItems:
     history: float32 [n_items + 1, G + D - 1]
     popularity: float32 [n_items + 1] the generation's decayed counts over RECENT, None where live sales do not count
     tower: computes the vectors of new items; without it they get the mean vector of the items most like them
+    categories: of the items, None where no request names one
     lifts: float32 [n_items + 1], what live sales add to an item's score
     lifted: int64 [L], the positions where that is not 0, ascending; of more than MOST_LIFTED, those with the largest trends
     trends: float32 [n_items + 1], the popularity that is part of every score, plus the lift; their_least: the least of `lifted`
@@ -38,6 +40,7 @@ class SearchedItems:
     history: np.ndarray
     popularity: np.ndarray | None = None
     tower: ContentTower | None = None
+    categories: CategoryMembers | None = None
     lifts: np.ndarray = field(init=False)
     lifted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), init=False)
     trends: np.ndarray = field(init=False)
@@ -67,7 +70,7 @@ class SearchedItems:
         self._follow_vectors(position)
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
-        """Compute the vectors of a new item from its columns, and follow the availability of any item."""
+        """Compute the vectors of a new item from its columns, and follow availability and category of any item."""
         if self.tower and np.any(self.newcomers == position):
             vectors, width = self.tower.compute_vectors(columns), self.search.item_vectors.shape[1]
             view_writable(self.search.item_vectors)[position] = vectors[:width]
@@ -75,6 +78,8 @@ class SearchedItems:
             self._follow_vectors(position)
         if "available" in columns:
             self.search.set_servable(position, columns["available"] is not False)
+        if self.categories:
+            self.categories.change_item(position, columns)
 
     def update_sales(self, sales: LiveSales, positions: np.ndarray | None) -> None:
         """Set the lift of items to log(1 + live / exported): decayed counts of sales, the exported ones with 1 added."""
@@ -97,14 +102,19 @@ class SearchedItems:
         self.trends[changed] = trends
         if len(self.lifted) == MOST_LIFTED and stay:
             return
-        self.lifted = np.flatnonzero(self.lifts)
-        if len(self.lifted) <= MOST_LIFTED:
-            self.their_least = -np.inf
-            return
-        trends = self.trends[self.lifted]
-        self.their_least = np.partition(trends, -MOST_LIFTED)[-MOST_LIFTED]
-        above, equal = (np.flatnonzero(rows) for rows in (trends > self.their_least, trends == self.their_least))
-        self.lifted = np.sort(self.lifted[np.concatenate([above, equal[: MOST_LIFTED - len(above)]])])
+        self.lifted, self.their_least = self._find_largest(np.flatnonzero(self.lifts))
+
+    def _find_largest(self, lifted: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the MOST_LIFTED of lifted items, int64 [N], that have the largest trends, and the least of these trends.
+
+        Both arrays ascend. Of fewer items, return all, and -inf.
+        """
+        if len(lifted) <= MOST_LIFTED:
+            return lifted, -np.inf
+        trends = self.trends[lifted]
+        least = float(np.partition(trends, -MOST_LIFTED)[-MOST_LIFTED])
+        above, equal = (np.flatnonzero(rows) for rows in (trends > least, trends == least))
+        return np.sort(lifted[np.concatenate([above, equal[: MOST_LIFTED - len(above)]])]), least
 
     def compile_loops(self) -> SearchedItems:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
@@ -118,12 +128,24 @@ class SearchedItems:
         return self
 
     def lift_popular(
-        self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray
+        self,
+        user_vectors: np.ndarray,
+        history: np.ndarray,
+        blocked: Blocked,
+        positions: np.ndarray,
+        scores: np.ndarray,
+        members: np.ndarray | None = None,
     ) -> None:
-        """Re-rank the candidates of users without a history, int64 [B, C], by live sales."""
-        if len(self.lifted):
+        """Re-rank the candidates of users without a history, int64 [B, C], by live sales.
+
+        members: bool [n_items + 1], the items that may be listed; None: all that may be served
+        """
+        lifted, servable = self.lifted, self.search.servable
+        if members is not None and len(lifted):
+            lifted, servable = self._find_largest(np.flatnonzero(members & (self.lifts != 0.0)))[0], members
+        if len(lifted):
             lift_popular(
-                *(self.lifted, self.lifts, self.search.item_vectors, self.search.servable),
+                *(lifted, self.lifts, self.search.item_vectors, servable),
                 *(user_vectors, history, *blocked, positions, scores),
             )
 
@@ -132,22 +154,27 @@ class SearchedItems:
         if len(self.lifted):
             mark_lifted(history, positions, self.lifts, bit, sources)
 
-    @property
-    def served_newcomers(self) -> np.ndarray:
-        """The positions of the new items that may be served, int64 [N], the latest one last."""
-        return self.newcomers[self.search.servable[self.newcomers]]
+    def list_newcomers(self, members: np.ndarray | None = None) -> np.ndarray:
+        """Return the positions of the new items that may be listed, int64 [N], the latest one last. members: `lift_popular`"""
+        return self.newcomers[(self.search.servable if members is None else members)[self.newcomers]]
 
-    @property
-    def newcomers_per_list(self) -> int:
-        """The number of places of a full list that `put_newcomers` takes at most."""
-        return min(len(self.served_newcomers), MOST_NEWCOMERS)
+    def count_newcomers(self, members: np.ndarray | None = None) -> int:
+        """Return the number of places of a full list that `put_newcomers` takes at most. members: `lift_popular`"""
+        return min(len(self.list_newcomers(members)), MOST_NEWCOMERS)
 
-    def put_newcomers(self, user_vectors: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray) -> None:
+    def put_newcomers(
+        self,
+        user_vectors: np.ndarray,
+        blocked: Blocked,
+        positions: np.ndarray,
+        scores: np.ndarray,
+        members: np.ndarray | None = None,
+    ) -> None:
         """Put new items among the candidates, int64 [B, C]: after the last one, or in place of the last ones.
 
-        They are the latest ones and, of the others, those with the best scores.
+        They are the latest ones and, of the others, those with the best scores. members: `lift_popular`
         """
-        newcomers = self.served_newcomers
+        newcomers = self.list_newcomers(members)
         if len(newcomers):
             put_newcomers(newcomers, self.search.item_vectors, user_vectors, *blocked, positions, scores)
 

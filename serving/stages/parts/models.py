@@ -17,6 +17,7 @@ from serving.contract.tensors import ModelSpec, find_generation_faults
 from serving.live.reader import Reader
 from serving.stages.best_lists import BestLists
 from serving.stages.features.ids import ItemIndex
+from serving.stages.live.content import Content
 from serving.stages.parts.gpu_index import clone_to_gpu, find_missing_code
 from serving.stages.parts.preprocess import PreprocessFeatures, PreprocessTensors
 from serving.stages.parts.specs import (
@@ -93,7 +94,8 @@ class RetrieveSearch(StagePart):
     def load(cls, folder: Path) -> RetrieveSearch:
         info, part = read_part(folder)
         settings = make_stage_settings(folder, info, RetrieveSettings)
-        return cls(info, part, RetrieveOutputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
+        items, content = ItemIndex.load(folder / "item_ids.npy"), Content.load(folder)
+        return cls(info, part, RetrieveOutputs.load(folder, info, settings, items, content))
 
     def with_live(self, reader: Reader) -> RetrieveSearch:
         return replace(self, outputs=self.outputs.with_live(reader))

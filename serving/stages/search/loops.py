@@ -37,9 +37,13 @@ class Scratch(NamedTuple):
     @classmethod
     def of(cls, servable: np.ndarray) -> Scratch:
         """Allocate scratch for a catalogue. servable: bool [n_items + 1]."""
-        place = np.where(servable, FREE, NEVER).astype(np.int32)
         n_items = len(servable) - 1
-        return cls(place, np.empty(n_items, np.int32), np.empty(n_items), np.empty(n_items, np.int64))
+        return cls(make_places(servable), np.empty(n_items, np.int32), np.empty(n_items), np.empty(n_items, np.int64))
+
+
+def make_places(servable: np.ndarray) -> np.ndarray:
+    """Return `place` of a Scratch between requests, int32 [n_items + 1]. servable: bool [n_items + 1]"""
+    return np.where(servable, np.int32(FREE), np.int32(NEVER))
 
 
 @compiled

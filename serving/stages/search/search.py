@@ -11,7 +11,7 @@ Letters: B requests, H history, N neighbours, D vector width, C candidates. Posi
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,16 @@ from serving.contract.errors import ArtifactError
 from serving.contract.tensors import Sources
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import compute_inner_product
-from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_blocked, mark_sources, search_requests
+from serving.stages.search.loops import (
+    FREE,
+    NEVER,
+    Catalogue,
+    Scratch,
+    count_blocked,
+    make_places,
+    mark_sources,
+    search_requests,
+)
 
 MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
@@ -39,6 +48,11 @@ class Blocked(NamedTuple):
 
     positions: np.ndarray
     starts: np.ndarray
+
+    def take(self, rows: Sequence[int]) -> Blocked:
+        """Return the blocked items of some requests, one or more."""
+        parts = [self.positions[self.starts[row] : self.starts[row + 1]] for row in rows]
+        return Blocked(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
 
 
 @dataclass(frozen=True)
@@ -231,6 +245,13 @@ class Search:
         """Search by scoring every item of the catalogue. Shapes as in a call."""
         return self.find_best_among(self._everything, user_vectors, history, blocked, count)
 
+    def search_within(
+        self, members: np.ndarray, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Search some of the items that may be served, by scoring each. members: bool [n_items + 1]; others as in a call."""
+        scratch = self._scratch._replace(place=make_places(members))
+        return self._find_best(user_vectors, history, blocked, np.flatnonzero(members)[None], count, scratch)[:2]
+
     def find_best_among(
         self, near: np.ndarray, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -241,11 +262,18 @@ class Search:
         return self._find_best(user_vectors, history, blocked, near, count)[:2]
 
     def _find_best(
-        self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int
+        self,
+        user_vectors: np.ndarray,
+        history: np.ndarray,
+        blocked: Blocked,
+        near: np.ndarray,
+        count: int,
+        scratch: Scratch | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return positions and scores of the best items among the history's neighbours and `near`, and n_near.
 
         near: int64 [B, A] positions, negative = none; [1, A] for all requests alike
+        scratch: by whose `place` items may be served, if not by that of this Search
         n_near: int64 [B], number of items in `near` that may be served
         """
         batch = len(user_vectors)
@@ -254,7 +282,7 @@ class Search:
         weights = compute_recency_weights(history, self.n_items)
         requests = (np.ascontiguousarray(user_vectors), history, weights, *blocked, near)
         with self._lock:
-            search_requests(*requests, *self._catalogue, *self._scratch, positions, scores, n_near)
+            search_requests(*requests, *self._catalogue, *(scratch or self._scratch), positions, scores, n_near)
         return positions, scores, n_near
 
     def _find_nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:

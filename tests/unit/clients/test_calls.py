@@ -57,7 +57,8 @@ both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 
 @both
 def test_a_call_over_grpc(kind, server):
-    answer = ask(kind, server.url, 17850, exclude=[20], context={"device": "phone", "store": 1, "basket": 9.5}, k=2)
+    context = {"device": "phone", "store": 1, "basket": 9.5}
+    answer = ask(kind, server.url, 17850, exclude=[20], context=context, category="bags", k=2)
     assert answer.item_ids == (30, 10)
     assert answer.scores == (4.0, 3.0)
     assert answer.degraded == Degraded.RANK | Degraded.RERANK
@@ -66,6 +67,7 @@ def test_a_call_over_grpc(kind, server):
     assert sent["device"].tolist() == [[b"phone"]]
     assert sent["basket"].tolist() == [[9.5]]
     assert sent["exclude"].tolist() == [[20, -1, -1]]
+    assert sent["category"].tolist() == [[b"bags"]]
     assert ask(kind, server.url, 17850) == ANSWER
 
 

@@ -68,6 +68,8 @@ def test_options_reach_the_server(server, tmp_path):
             "store=3",
             "--context",
             "device=a=b",
+            "--category",
+            "Küche",
         ),
         *("--priority", 1, "--url", server.url, "--repo", tmp_path),
     )
@@ -76,6 +78,7 @@ def test_options_reach_the_server(server, tmp_path):
     assert sent["exclude"].tolist() == [[3, 4, -1]]
     assert sent["store"].tolist() == [[3]]
     assert sent["device"].tolist() == [[b"a=b"]]
+    assert sent["category"].tolist() == [["Küche".encode()]]
     assert server.parameters[0]["priority"].uint64_param == 1
 
 

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,11 @@ def test_the_fake_shows_the_query_as_the_server_would_see_it():
         context={"store": "INT64", "device": "BYTES"},
     )
     with Recommender(transport=fake, priority=2, timeouts=Timeouts(0.5, queue=0.1)) as shop:
-        answer = shop.recommend(5, history=[7, 8, 9], exclude=[4], context={"store": 3, "device": "phone"}, request_id="a-1")
+        context: Mapping[str, int | str] = {"store": 3, "device": "phone"}
+        answer = shop.recommend(5, history=[7, 8, 9], exclude=[4], context=context, category="bags", request_id="a-1")
         shop.recommend(None)
     assert answer.item_ids == (3, 1, 2)
-    assert seen == [Query(5, [7, 8], [4], {"store": 3, "device": "phone"}), Query(None, None, [], {})]
+    assert seen == [Query(5, [7, 8], [4], context, category="bags"), Query(None, None, [], {})]
     call = fake.calls[0]
     assert (call.priority, call.queue_timeout_us, call.request_id) == (2, 100_000, "a-1")
     assert 0.4 < present(call.timeout_s) <= 0.5

@@ -22,7 +22,7 @@ HUGE = 2**63 - 1
 
 def test_a_bare_user_sends_the_fill_of_everything_else():
     """Requests that send other tensors than their mates are not batched with them."""
-    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, has_after=True))
+    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, has_after=True, has_category=True))
     assert tensors["user_id"].dtype == np.int64
     assert tensors["user_id"].tolist() == [[17850]]
     axes = Axes(history=H, exclusions=E)
@@ -172,6 +172,22 @@ def test_after_is_sent_where_the_server_takes_it():
     assert encode([Query(1, after=7), Query(2)], live)["after"].tolist() == [[7], [PAD_ID]]
     with pytest.raises(InvalidRequest, match="serves no live state"):
         encode([Query(1, after=7)], SIGNATURE)
+
+
+def test_a_category_is_sent_where_the_server_takes_it():
+    signature = dataclasses.replace(SIGNATURE, has_category=True)
+    sent = encode([Query(1, category=" Küche\n"), Query(2)], signature)["category"]
+    assert (sent.dtype, sent.tolist()) == (np.object_, [["Küche".encode()], [b""]])
+    assert "category" not in encode([Query(1)], SIGNATURE)
+    with pytest.raises(InvalidRequest, match=r"no such input: an older version exported its repository\. Leave `category` out"):
+        encode([Query(1, category="bags"), Query(2)], SIGNATURE)
+
+
+@pytest.mark.parametrize("category", ["", "  ", 3, b"bags", ["bags"], "\ud800"])
+@pytest.mark.parametrize("has_category", [True, False])
+def test_what_is_no_name_of_a_category_is_refused(category, has_category):
+    with pytest.raises(InvalidRequest, match=r"^category is .*; expected the name of a category, or None for the whole"):
+        encode([Query(1), Query(2, category=category)], dataclasses.replace(SIGNATURE, has_category=has_category))
 
 
 @pytest.mark.parametrize("items", ["SKU/0010-x", b"x", 3, {"a": 1}, None])

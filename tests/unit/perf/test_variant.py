@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import faiss
-import numpy as np
 import pytest
 
 from export.settings import Settings, read_served_settings, read_settings
@@ -47,7 +46,7 @@ def repository(tmp_path, layout, choice):
         staging.seal_stages(specs)
         staging.seal({"settings": settings.model_dump(mode="json")})
         tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
-        rows = {name: np.zeros((4, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
+        rows = {name: t.make_filled(4) for name, t in tensors.items()}
         staging.publish(specs, settings.merge_serving(), rows)
     return tmp_path / "repository"
 

@@ -78,11 +78,14 @@ def test_every_tensor_is_written_in_numbers_json_has(requests, tmp_path):
 
 def test_records_are_sent_as_their_bytes(tmp_path):
     spec = STAGES["retrieve"]
-    fields = {t.name: np.arange(np.prod(t.dims)).reshape(1, *t.dims).astype(t.numpy_dtype) for t in spec.input_fields}
+    numbers = [tensor for tensor in spec.input_fields if tensor.dtype != "BYTES"]
+    fields = {t.name: np.arange(np.prod(t.dims)).reshape(1, *t.dims).astype(t.numpy_dtype) for t in numbers}
+    fields["category"] = np.array([["Küche".encode()]], object)
     rows = pack_records(spec.inputs, fields)
     write_analyzer_json(tmp_path / "in.json", spec, rows)
     [step] = json.loads((tmp_path / "in.json").read_text())["data"]
     assert (bytes(step["user"]["content"]), step["user"]["shape"]) == (rows["user"].tobytes(), list(spec.inputs[0].dims))
+    assert step["category"] == {"content": ["Küche"], "shape": [1]}
 
 
 def test_users_are_drawn_by_zipf(requests):

@@ -1,7 +1,5 @@
 """A repository of empty stages, published as an export does."""
 
-import numpy as np
-
 from repository.config import Serving
 from repository.publish import Staging, hold_nothing
 from serving.contract.artifacts import (
@@ -23,7 +21,7 @@ SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
 
 def recorded(specs, rows=4):
     tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
-    return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
+    return {name: t.make_filled(rows) for name, t in tensors.items()}
 
 
 def publish_once(repository, axes=AXES, layout="fused", find_held=hold_nothing, keep=1):

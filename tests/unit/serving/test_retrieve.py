@@ -25,6 +25,7 @@ ITEM_IDS = np.arange(N_ITEMS) * 10 + 100
 USERS = np.array([7, 8, 9])
 SEEN = {7: [100, 110, 120], 8: [], 9: ITEM_IDS[:55].tolist()}
 UNAVAILABLE = [3, 30]
+CATEGORIES = [("bags", "lämps", None)[i % 3] for i in range(N_ITEMS)]
 GENERATION = 4
 
 
@@ -63,7 +64,7 @@ def write_folder(folder, filter_seen=True):
     offsets = np.cumsum([0, *(len(SEEN[user]) for user in USERS)])
     SeenItems(USERS, offsets, np.array([item for user in USERS for item in SEEN[user]])).save(folder)
     np.save(folder / f"{POPULARITY}.npy", np.zeros(N_ITEMS + 1, np.float32))
-    Content.of([{}] * N_ITEMS).save(folder)
+    Content.of([{"category": category} for category in CATEGORIES]).save(folder)
     settings = {"user_tables": ["user_0", "user_1"], "filter_seen": filter_seen, "index": "exact"}
     StageInfo("retrieve", GENERATION, AXES, (), settings).write(folder)
     return network, history_table
@@ -81,6 +82,7 @@ def requests(users=(7, 8, 9, 1234), exclude=None):
         "history_ids": history,
         "history_age_days": np.zeros(history.shape, np.float32),
         "exclude": np.full((batch, AXES.exclusions), PAD_ID) if exclude is None else exclude,
+        "category": np.full((batch, 1), b"", object),
         "lineage": new_lineage(batch, GENERATION, Degraded.PREPROCESS),
     }
 
@@ -107,10 +109,30 @@ def retrieve_slowly(folder, network, inputs, filter_seen=True):
         never = set(inputs["exclude"][row].tolist())
         if filter_seen:
             never |= set(SEEN.get(user, [])) | set(inputs["history_ids"][row].tolist())
-        left = [i for i in range(N_ITEMS) if available[i] and ITEM_IDS[i] not in never]
+        wanted = inputs["category"][row, 0].decode()
+        left = [i for i in range(N_ITEMS) if available[i] and ITEM_IDS[i] not in never and wanted in ("", CATEGORIES[i])]
         best = sorted(left, key=lambda i: -scores[i])[: AXES.candidates]
         answers.append([int(ITEM_IDS[i]) for i in best] + [PAD_ID] * (AXES.candidates - len(best)))
     return np.array(answers)
+
+
+def test_candidates_within_categories_equal_the_slow_twin_in_a_mixed_batch_and_alone(tmp_path):
+    network, _ = write_folder(tmp_path)
+    exclude = np.array([[200, 210, PAD_ID]] * 6)
+    inputs = requests(users=(7, 8, 9, 1234, 5, 6), exclude=exclude)
+    inputs["category"][:, 0] = ["lämps".encode(), b"", b"bags", b"bags", b"unheard of", "lämps".encode()]
+    stage = Retrieve.load(tmp_path)
+    got = stage(inputs)
+    np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs))
+    n_found = (got["candidate_ids"] != PAD_ID).sum(axis=1)
+    assert n_found[4] == 0
+    np.testing.assert_array_equal((got["lineage"][:, 1] & Degraded.RETRIEVE) > 0, n_found < AXES.items_returned)
+    for row in range(6):
+        alone = stage({name: values[row : row + 1] for name, values in inputs.items()})
+        for name, values in alone.items():
+            if name != "retrieval_scores":
+                np.testing.assert_array_equal(values[0], got[name][row])
+        np.testing.assert_allclose(alone["retrieval_scores"][0], got["retrieval_scores"][row], atol=1e-5)
 
 
 @pytest.mark.parametrize("filter_seen", [True, False])
@@ -263,6 +285,7 @@ def changed(name, change):
         (wants_index, "items.faiss cannot be read by Faiss"),
         (broken_index, "items.faiss cannot be read by Faiss"),
         (lambda folder: np.save(folder / "tables" / "history.npy", np.zeros((60, TASTE), "f4")), "has 60 rows in history.npy"),
+        (lambda folder: Content.of([{}]).save(folder), "content/codes.npy holds 1 items; expected 60"),
         (wrong_index, "holds 0 vectors of width 7; expected 58 of width 9"),
         (lambda folder: index_beyond(folder, "flat"), "holds values from 1000000000 to .*; expected 0 to 59"),
         (lambda folder: index_beyond(folder, "lists"), "holds values from 1000000.* to .*; expected 0 to 59"),

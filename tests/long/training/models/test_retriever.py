@@ -220,6 +220,7 @@ def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_
         "history_ids": fitted.features.items.take_ids(examples.history_positions),
         "history_age_days": examples.history_age_days,
         "exclude": np.full((batch, 64), PAD_ID),
+        "category": np.full((batch, 1), b"", object),
         "lineage": new_lineage(batch, 1),
     }
     got = Retrieve.load(tmp_path)(inputs)

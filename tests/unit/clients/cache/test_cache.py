@@ -46,6 +46,7 @@ def test_k_is_applied_to_what_was_kept(recommend, shop):
         Query(7, context={"store": 3}),
         Query(7, context={"device": "phone"}),
         Query(7, context={"basket": 9.5}),
+        Query(7, category="bags"),
     ],
     ids=str,
 )

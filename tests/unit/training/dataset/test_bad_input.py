@@ -62,6 +62,10 @@ BAD_DESCRIPTIONS = {
     "feature named item_id": (TOML + ITEMS.replace('["brand"]', '["item_id"]'), ["'item_id' has the name of a role"]),
     "feature named user_id": (TOML + USERS.replace('["country"]', '["user_id"]'), ["[users]", "user_id is always a feature"]),
     "context named as a tensor": (TOML + '[context]\ncategorical = ["history"]\n', ["[context]", "'history' has a name that"]),
+    "context named category": (
+        TOML + '[context]\ncategorical = ["category"]\n',
+        ["'category' has a name that the served models use themselves", "rename it in the file"],
+    ),
     "context named as a record": (
         TOML + '[context]\ncategorical = ["candidates"]\n',
         ["[context]", "'candidates' has a name that"],
