@@ -161,6 +161,8 @@ def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Respo
 
         Context columns: `context.NAME=value`.
 
+        With `category`, all items are of that category.
+
         With `reasons=true`, each item says which sources and which items of the history propose it.
 
         When no server answers in time, the answer is popular items, with `gateway_fallback` in `degraded`. With `fallback=none`

@@ -4,7 +4,8 @@
 <recommend>/<g>/manifest.json                                          what the generation learned from, and its quality
 <preprocess>/<g>/store/user_ids.npy                                    int64 [U] ascending
 <rerank>/<g>/{rules.json, rules_items.npy}                             the rules that it was exported with
-<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read on demand
+<retrieve>/<g>/content/                                                categories of the items
+<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available, recent_popularity}.npy, mapped, and read on demand
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
+from serving.stages.live.content import Content, get_text
+from serving.stages.rules.config import CATEGORY
 from serving.stages.rules.stored import StoredRules
 from triton_recommender import Catalogue
 
@@ -33,6 +36,8 @@ TOGETHER, ALIKE = "bought_together", "similar_vectors"
 MOST_SIMILAR = 100  # items of one answer
 MOST_NEAR = 256  # enough for MOST_SIMILAR without unavailable items and those bought together
 MOST_REMEMBERED = 10_000  # answers of MOST_NEAR items: 20 MB
+MOST_POPULAR = 200  # of a category, as in POPULAR_FILE
+MOST_CATEGORIES = 1_000  # whose popular items are remembered
 QUALITY = ("ndcg_at_10", "recall_at_20", "validation_requests")  # of a manifest's report on the ranker
 
 
@@ -62,6 +67,7 @@ class Published:
     rules: StoredRules
     retrieve_folder: Path
     near: NearItems
+    categories: Categories
     manifest: Mapping[str, Any]
     takes_names: bool
     times: CatalogueTimes | None
@@ -91,8 +97,8 @@ class Published:
         rules = rules._replace(items=np.array(rules.items))
         arrays = (user_ids, item_ids)
         listed = (catalogue, popular, by_context, *arrays, rules)
-        times = CatalogueTimes.load(retrieve)
-        return cls(read_stage(preprocess), *listed, retrieve, NearItems(retrieve), manifest, takes_names, times)
+        times, found = CatalogueTimes.load(retrieve), (NearItems(retrieve), Categories(retrieve, item_ids))
+        return cls(read_stage(preprocess), *listed, retrieve, *found, manifest, takes_names, times)
 
     @property
     def generation(self) -> int:
@@ -178,14 +184,41 @@ class NearItems:
         return nearest.astype(np.int32), cosines[nearest]
 
 
+class Categories:
+    """The categories of one generation's catalogue. It remembers the popular items of those that were asked for."""
+
+    def __init__(self, retrieve_folder: Path, item_ids: np.ndarray) -> None:
+        """item_ids: int64 [n_items] ascending. Raises ArtifactError."""
+        content = Content.load(retrieve_folder)
+        self._codes = {name: code for code, name in enumerate(content.names[CATEGORY])}
+        self._item_codes, self._item_ids, self._folder = np.array(content.codes[CATEGORY]), item_ids, retrieve_folder
+        self.list_popular = lru_cache(MOST_CATEGORIES)(self._list_popular)
+
+    def list_items(self, name: str) -> np.ndarray:
+        """Return the items of a category, int64; none of one that nobody has."""
+        return self._item_ids[self._find_positions(name)]
+
+    def _list_popular(self, name: str) -> tuple[int, ...]:
+        """Return the most popular available items of a category, best first. Raises ArtifactError."""
+        positions = self._find_positions(name)
+        positions = positions[open_array(self._folder, "available")[positions]]
+        counts = open_array(self._folder, "recent_popularity")[positions]
+        return tuple(self._item_ids[positions[np.argsort(-counts, kind="stable")[:MOST_POPULAR]]].tolist())
+
+    def _find_positions(self, name: str) -> np.ndarray:
+        code = self._codes.get(name)
+        return np.flatnonzero(self._item_codes == code) if code is not None else np.empty(0, np.int64)
+
+
 class LiveItems:
-    """Items that `upsert` changed: titles, text ids, and which are unavailable. Reads only what is new since the last call."""
+    """Items that `upsert` changed: titles, text ids, categories, and which are unavailable. Each call reads what is new."""
 
     def __init__(self, reader: Reader, times: CatalogueTimes | None) -> None:
         """times: of the generation that answers"""
         self.ids: set[int] = set()
         self.titles: dict[int, str | None] = {}  # None: a title that was removed
         self.names: dict[int, str] = {}
+        self.categories: dict[int, str | None] = {}  # None: a category that was removed
         self.unavailable: set[int] = set()
         self._reader, self._times, self._sequence = reader, times, 0
 
@@ -206,6 +239,8 @@ class LiveItems:
                 self.titles[change.id] = change.columns["title"] or None  # null and "" are missing values
             if is_text_of(name := change.columns.get(NAME), change.id):
                 self.names[change.id] = name
+            if "category" in change.columns:
+                self.categories[change.id] = get_text(change.columns["category"])
             if change.columns.get("available") in (False, 0):
                 self.unavailable.add(change.id)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -177,11 +177,23 @@ class Shop:
         name = self._find_name(item_id) or (written if self.published.catalogue.item_names else None)
         return {"id": name or item_id, "title": self._find_title(item_id)}
 
-    def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
-        """Return the popular items that may be shown in a context, best first."""
+    def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int, category: str | None = None) -> list[int]:
+        """Return the popular items that may be shown in a context, or those of a category in any context, best first."""
         hidden = (exclude, *self.list_hidden())
         popular = self.published.list_popular(context)
+        if category is not None:
+            popular = self._drop_moved(self.published.categories.list_popular(category), category)
         return list(islice((item_id for item_id in popular if not any(item_id in ids for ids in hidden)), count))
+
+    def has_category(self, name: str) -> bool:
+        """Return whether any item has a category."""
+        members = self.published.categories.list_items(name).tolist()
+        return name in self.live_items.categories.values() or any(True for _ in self._drop_moved(members, name))
+
+    def _drop_moved(self, item_ids: Iterable[int], category: str) -> Iterator[int]:
+        """Yield those of the exported items of a category that have it still."""
+        changed = self.live_items.categories
+        return (item_id for item_id in item_ids if changed.get(item_id, category) == category)
 
     def list_hidden(self) -> tuple[Collection[int], ...]:
         """Return sets of items that nobody may be shown: unavailable since the export, and blocked by the rules."""

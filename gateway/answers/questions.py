@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from starlette.types import Scope
 
 from gateway.answers.recommendations import Question
@@ -25,6 +25,8 @@ CONTEXT = "context."  # before a context column's name in a query
 LISTS = ("history", "exclude")
 HEADERS = {b"x-deadline-ms": "x-deadline-ms", b"x-priority": "x-priority"}
 LARGEST = (1 << 63) - 1  # int64
+MOST_CATEGORY_CHARACTERS = 256
+CategoryName = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MOST_CATEGORY_CHARACTERS)]
 
 
 class VisitorParameters(BaseModel):
@@ -48,6 +50,7 @@ class Parameters(VisitorParameters):
 
     k: Int64 | None = Field(None, ge=1, le=LARGEST)
     after: Int64 | None = Field(None, ge=0, le=LARGEST, description="sequence of an event that the answer must reflect")
+    category: CategoryName | None = Field(None, description="the category of all items of the answer; else any")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
     reasons: bool = Field(False, description="whether each item says which sources and which items of the history propose it")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
@@ -73,6 +76,7 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     return Question(
         **describe_visitor(parameters, context),
         after=parameters.after,
+        category=parameters.category,
         k=parameters.k,
         deadline_s=deadline_ms / 1_000,
         priority=parameters.priority,

@@ -37,6 +37,7 @@ log = logging.getLogger("gateway")
 
 DEFAULT_K = 20
 GRACE_S = 0.05  # after the deadline, so that the client raises its own, more telling timeout first
+UNKNOWN_CATEGORY = "category is {category!r}, which no item has, so the list is empty. Correct the name."
 UNKNOWN_ITEMS = "{name} names items that are not in the catalogue and have no effect: {items}. Correct the ids."
 DEGRADED_NAMES = {
     Degraded.PREPROCESS: "feature_store",
@@ -52,6 +53,7 @@ class Question(Visitor):
     """A request for recommendations, with ids as the shop writes them."""
 
     after: int | None = None  # sequence of an event that the answer must reflect
+    category: str | None = None  # of all items of the answer; None: any
     k: int | None = None  # number of items; None: as many as the server returns
     deadline_s: float = 0.25
     priority: str = "normal"  # high, normal or low: low ones are shed first when the servers are overloaded
@@ -131,7 +133,7 @@ class Answering:
             timings_ms["reasons"] = 1_000 * (time.monotonic() - asked_s)
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, counted_id, answer, degraded, enrolment, shown.teams, latency_ms)
-        warnings = self._list_warnings(question, query)
+        warnings = self._list_warnings(question, query, items)
         return Answered(self._build_answer(request_id, is_known, answer.generation, degraded, items, warnings), timings_ms)
 
     async def answer_with_popular(self, question: Question, reason: str) -> Answered:
@@ -146,7 +148,7 @@ class Answering:
     async def _make_query(self, question: Question) -> tuple[Query, bool | None]:
         """Return the query, and whether the visitor is known (None for a visitor without an id). Raises InvalidRequest."""
         known = await self._shop.find_known_async(question.list_ids(self._shop))
-        query = replace(question.make_query(self._shop, known), after=question.after)
+        query = replace(question.make_query(self._shop, known), after=question.after, category=question.category)
         visitor_id = find_visitor_id(query)
         return query, None if visitor_id is None else visitor_id in known
 
@@ -225,17 +227,20 @@ class Answering:
     ) -> dict[str, Any]:
         """Return an answer with popular items, and log it."""
         hidden = set(map(int, (*query.exclude, *(query.history or ()))))
-        popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K)
+        popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K, question.category)
         items = self._shop.list_items(popular, [None] * len(popular))
         if question.reasons:
             items = [item | {"reasons": None} for item in items]
         answer = Recommendations(tuple(popular), (), Degraded.NONE, self._shop.published.generation, (1.0,) * len(popular))
         self._log(request_id, question.find_counted_id(self._shop), answer, [FALLBACK], enrolment)
-        warnings = self._list_warnings(question, query)
+        warnings = self._list_warnings(question, query, items)
         return self._build_answer(request_id, is_known, answer.generation, [FALLBACK], items, warnings)
 
-    def _list_warnings(self, question: Question, query: Query) -> list[str]:
-        """Return a sentence for `history` and one for `exclude` if they name items that are not in the catalogue."""
+    def _list_warnings(self, question: Question, query: Query, items: list[dict[str, Any]]) -> list[str]:
+        """Return a sentence for `history` and one for `exclude` if they name items that are not in the catalogue.
+
+        Also one for a category that no item has. items: of the answer
+        """
         lists = {"history": (question.history, query.history), "exclude": (question.exclude, query.exclude)}
         warnings = []
         for name, (written, item_ids) in lists.items():
@@ -243,6 +248,8 @@ class Answering:
             if unknown := self._shop.find_unknown_items(set(named)):
                 listed = ", ".join(repr(named[item_id]) for item_id in named if item_id in unknown)
                 warnings.append(UNKNOWN_ITEMS.format(name=name, items=listed))
+        if question.category is not None and not items and not self._shop.has_category(question.category):
+            warnings.append(UNKNOWN_CATEGORY.format(category=question.category))
         return warnings
 
     def _log(

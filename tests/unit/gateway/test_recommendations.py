@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 
 import pytest
 from fastapi.openapi.utils import get_openapi
@@ -59,8 +60,9 @@ def test_what_the_generation_learned_from_and_its_quality(gateway):
 def test_everything_that_is_asked_reaches_the_server(gateway):
     door = gateway()
     query = {"user": "7", "history": "4,5", "exclude": ["1", "2,8"], "context.device": "phone", "context.temperature": "21.5"}
-    answer = door.recommend(**query)
-    assert door.shop.queries == [Query(7, [4, 5], [1, 2, 8], {"device": "phone", "temperature": 21.5})]
+    answer = door.recommend(**query, category=" mugs ")
+    context: Mapping[str, str | float] = {"device": "phone", "temperature": 21.5}
+    assert door.shop.queries == [Query(7, [4, 5], [1, 2, 8], context, category="mugs")]
     assert [item["id"] for item in answer["items"]] == [3]
 
 
@@ -211,6 +213,9 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
         ({"user": "7", "exclud": "3"}, "There is no parameter 'exclud'. The parameters are user, session, generation, k, "),
         ({"user": "7", "x-priority": "high"}, "There is no parameter 'x-priority'"),
         ({"user": ["7", "8"]}, "user is given more than once"),
+        ({"user": "7", "category": " "}, "category is ' '; expected at least 1 character."),
+        ({"user": "7", "category": "x" * 257}, "expected at most 256 characters."),
+        ({"user": "7", "category": ["mugs", "bags"]}, "category is given more than once"),
         ({"user": "7", "context.device": ["phone", "tablet"]}, "context.device is given more than once"),
     ],
 )

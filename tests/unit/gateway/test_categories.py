@@ -1,0 +1,139 @@
+"""Recommendations within a category: what the server is asked, what is said of a category that no item has, popular items."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from live.exposures import read_exposures
+from repository.applied_rules import apply_rules
+from serving.contract.artifacts import find_stage_folder, load_manifest, write_manifest
+from serving.contract.tensors import UPSERT
+from serving.live.store import find_live_folder
+from serving.stages.live.content import Content
+from serving.stages.live.models import Upsert
+from tests.repositories import copy_lean_repository
+from tests.unit.gateway.conftest import Gateway
+from triton_recommender import Unavailable
+from triton_recommender.tensors import RECOMMEND
+
+N_ITEMS = 30
+CATEGORIES = ["mugs" if item % 2 else "bags" for item in range(1, N_ITEMS + 1)]
+UNAVAILABLE = 9
+EMPTY = "category is {!r}, which no item has, so the list is empty. Correct the name."
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    """A shop of mugs, with odd ids, and bags; the last items sell best."""
+    repo = copy_lean_repository(tmp_path_factory.mktemp("categories") / "repository")
+    folder = find_stage_folder(repo, "retrieve", 1)
+    Content.of([{"category": category} for category in CATEGORIES]).save(folder)
+    for name, values in (
+        ("recent_popularity", np.arange(1, N_ITEMS + 1)),
+        ("available", np.arange(1, N_ITEMS + 1) != UNAVAILABLE),
+    ):
+        array = np.load(folder / f"{name}.npy")
+        array[:N_ITEMS] = values
+        np.save(folder / f"{name}.npy", array)
+    write_manifest(folder, **{name: fact for name, fact in load_manifest(folder).items() if name not in ("schema", "files")})
+    return repo
+
+
+@pytest.fixture
+def change(repo) -> Iterator[Callable[..., None]]:
+    """change(item, **columns): as the model `upsert` does; undone afterwards."""
+    stage, changed = Upsert.load(repo / UPSERT / "1"), set[int]()
+
+    def upsert(item: int, **columns) -> None:
+        changed.add(item)
+        texts = {"kind": b"item", "columns": json.dumps(columns).encode()}
+        stage({name: np.array([[text]], object) for name, text in texts.items()} | {"id": np.array([[item]])})
+
+    yield upsert
+    for item in changed:
+        upsert(item, category=CATEGORIES[item - 1] if item <= N_ITEMS else None, available=True)
+    stage.close()
+
+
+def fail(query):
+    raise Unavailable("gone")
+
+
+def list_popular(door: Gateway, category: str, **params) -> list[int]:
+    answer = door.recommend(user=7, category=category, **params)
+    assert (answer["degraded"], answer["warnings"]) == (["gateway_fallback"], [])
+    return [item["id"] for item in answer["items"]]
+
+
+def test_popular_items_are_those_of_the_category_and_leave_out_what_left_it_or_is_hidden(repo, change):
+    door, mugs = Gateway(repo, fail), list(range(29, 0, -2))
+    mugs.remove(UNAVAILABLE)
+    assert list_popular(door, "mugs") == mugs
+    assert list_popular(door, " bags ", k=3, exclude="28") == [30, 26, 24]
+    change(29, category="bags")
+    change(27, available=False)
+    apply_rules(repo, {"blocked_items": [25]})
+    assert list_popular(door, "mugs") == mugs[3:]
+    apply_rules(repo, {})
+    change(29, category=None)
+    assert list_popular(door, "mugs", k=2) == [25, 23]
+
+
+@pytest.mark.parametrize("handler", [lambda query: [], fail], ids=["served", "popular items"])
+def test_a_category_that_no_item_has_is_an_empty_list_with_a_warning(repo, change, handler):
+    door = Gateway(repo, handler)
+    answer = door.recommend(user=7, category="hats")
+    assert (answer["items"], answer["warnings"]) == ([], [EMPTY.format("hats")])
+    change(999, category="hats")
+    assert door.recommend(user=7, category="hats")["warnings"] == []
+    change(999, category="caps")
+    assert door.recommend(user=7, category="hats")["warnings"] == [EMPTY.format("hats")]
+
+
+def test_a_category_whose_items_all_left_it_has_none(repo, change):
+    door = Gateway(repo, lambda query: [])
+    for item in range(1, N_ITEMS + 1, 2):
+        assert door.recommend(user=7, category="mugs")["warnings"] == []
+        change(item, category="bags")
+    assert door.recommend(user=7, category="mugs")["warnings"] == [EMPTY.format("mugs")]
+
+
+def test_an_answer_within_a_category_has_reasons_and_is_logged(repo):
+    door = Gateway(repo, lambda query: [3, 1] if query.category == "mugs" else [2], exposure_share=1.0)
+
+    async def ask_and_stop() -> dict:
+        async with door.app.router.lifespan_context(door.app):
+            params = {"user": 7, "category": "mugs", "reasons": "true"}
+            return (await door.ask_async("GET", "/v1/recommendations", params=params)).json()
+
+    answer = asyncio.run(ask_and_stop())
+    assert [item["id"] for item in answer["items"]] == [3, 1]
+    assert all(item["reasons"] is not None for item in answer["items"])
+    rows = [row for row in read_exposures(find_live_folder(repo)).to_pylist() if row["request_id"] == answer["request_id"]]
+    assert [row["item_ids"] for row in rows] == [[3, 1]]
+
+
+def test_a_repository_of_an_older_version_refuses_only_a_category(repo):
+    door = Gateway(repo)
+    models = door.shop.server.models
+    inputs = {name: tensor for name, tensor in models[RECOMMEND].inputs.items() if name != "category"}
+    models[RECOMMEND] = replace(models[RECOMMEND], inputs=inputs)
+    assert door.recommend(user=7)["degraded"] == []
+    refused = door.ask("GET", "/v1/recommendations", params={"user": 7, "category": "mugs"})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["code"] == "INVALID_ARGUMENT"
+    assert "category is set, but this server's `recommend` has no such input" in error["message"]
+    assert "Leave `category` out, or export again." in error["message"]
+    assert [query.category for query in door.shop.queries] == [None]
+
+
+def test_what_explains_takes_no_category(repo):
+    refused = Gateway(repo).ask("GET", "/v1/explain", params={"user": 7, "item": 3, "category": "mugs"})
+    assert (refused.status_code, "There is no parameter 'category'" in refused.text) == (400, True)
