@@ -21,8 +21,8 @@ CONTENTS = {"INT64": "int64_contents", "BYTES": "bytes_contents"}
 
 
 def check(fake, answers: dict[str, dict[str, list]]) -> None:
-    """Check what arrived, and what came back, of all three calls."""
-    assert fake.queries == [Query(17850, None, [22423, 85048], {})]
+    """Check what arrived, and what came back, of all calls."""
+    assert fake.queries == [Query(17850, None, [22423, 85048], {}), Query(17850, None, [], {}, category="KITCHEN")]
     assert fake.events == [Event(17850, 22423, "purchase", event_id="order-2/22423")]
     assert fake.upserts == [("item", 22423, {"price": 9.5})]
     assert answers["recommend"]["item_ids"] == [*ANSWER.item_ids, -1]
@@ -30,8 +30,8 @@ def check(fake, answers: dict[str, dict[str, list]]) -> None:
     assert (answers["observe"]["sequence"], answers["upsert"]["sequence"]) == ([1], [2])
 
 
-def test_the_page_has_all_three_calls():
-    assert list(CALLS) == list(PATHS) == ["recommend", "observe", "upsert"]
+def test_the_page_has_all_calls():
+    assert list(CALLS) == list(PATHS) == ["recommend", "category", "observe", "upsert"]
 
 
 def test_the_curl_calls_over_http(http):
@@ -47,7 +47,7 @@ def test_the_same_calls_by_a_plain_generated_stub(server):
     with grpc.insecure_channel(server.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for name, body in CALLS.items():
-            request = service_pb2.ModelInferRequest(model_name=name)
+            request = service_pb2.ModelInferRequest(model_name=PATHS[name].split("/")[3])
             for tensor in json.loads(body)["inputs"]:
                 added = request.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
                 values = [value.encode() if isinstance(value, str) else value for value in tensor["data"]]
