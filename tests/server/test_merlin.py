@@ -19,9 +19,10 @@ from server.launcher import TritonServer
 from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_specs, new_lineage, pack_records, unpack_records
+from serving.pipeline import Pipeline
 from tests.repositories import SERVED_DATA
 from tests.server.merlin_doubles import stand_in
-from tests.server.requests import ask_each, ask_together, infer, tensor
+from tests.server.requests import ask_each, ask_together, infer, name_categories, tensor
 from tests.waiting import until
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
@@ -78,6 +79,13 @@ def test_answers_equal_the_cpu_profiles(served, recorded):
     assert compare_answers(got, recorded.outputs, EXACT) == ""
     np.testing.assert_array_equal(got["degraded"], recorded.outputs["degraded"])
     np.testing.assert_array_equal(got["generation"], recorded.outputs["generation"])
+
+
+def test_answers_within_categories_equal_the_cpu_profiles(served, repository, recorded):
+    inputs = name_categories(repository, recorded.inputs, REQUESTS)
+    got, expected = ask_each(served[1], inputs, concurrency=8), Pipeline.load(repository)(inputs)
+    assert compare_answers(got, expected, EXACT) == ""
+    np.testing.assert_array_equal(got["degraded"], expected["degraded"])
 
 
 def counts(client, model: str) -> tuple[int, int]:

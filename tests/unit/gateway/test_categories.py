@@ -135,5 +135,9 @@ def test_a_repository_of_an_older_version_refuses_only_a_category(repo):
 
 
 def test_what_explains_takes_no_category(repo):
-    refused = Gateway(repo).ask("GET", "/v1/explain", params={"user": 7, "item": 3, "category": "mugs"})
+    door = Gateway(repo)
+    refused = door.ask("GET", "/v1/explain", params={"user": 7, "item": 3, "category": "mugs"})
     assert (refused.status_code, "There is no parameter 'category'" in refused.text) == (400, True)
+    paths = door.ask("GET", "/openapi.json").json()["paths"]
+    taken = {path: [one["name"] for one in paths[path]["get"]["parameters"]] for path in ("/v1/recommendations", "/v1/explain")}
+    assert {path: "category" in names for path, names in taken.items()} == {"/v1/recommendations": True, "/v1/explain": False}
