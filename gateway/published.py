@@ -4,8 +4,8 @@
 <recommend>/<g>/manifest.json                                          what the generation learned from, and its quality
 <preprocess>/<g>/store/user_ids.npy                                    int64 [U] ascending
 <rerank>/<g>/{rules.json, rules_items.npy}                             the rules that it was exported with
-<retrieve>/<g>/content/                                                categories of the items
-<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available, recent_popularity}.npy, mapped, and read on demand
+<retrieve>/<g>/{content/, recent_popularity.npy}                       categories of the items, and what sold lately
+<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read on demand
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
-from serving.stages.live.content import Content, get_text
+from serving.stages.live.content import NO_GROUP, Content, get_text
 from serving.stages.rules.config import CATEGORY
 from serving.stages.rules.stored import StoredRules
 from triton_recommender import Catalogue
@@ -189,25 +189,25 @@ class Categories:
 
     def __init__(self, retrieve_folder: Path, item_ids: np.ndarray) -> None:
         """item_ids: int64 [n_items] ascending. Raises ArtifactError."""
-        content = Content.load(retrieve_folder)
+        content, self._item_ids = Content.load(retrieve_folder), item_ids
         self._codes = {name: code for code, name in enumerate(content.names[CATEGORY])}
-        self._item_codes, self._item_ids, self._folder = np.array(content.codes[CATEGORY]), item_ids, retrieve_folder
+        self._item_codes = np.array(content.codes[CATEGORY])
+        counts, available = (open_array(retrieve_folder, name)[: len(item_ids)] for name in ("recent_popularity", "available"))
+        best_first = np.argsort(-counts, kind="stable")
+        self._popular = best_first[available[best_first]].astype(np.int32)  # here: the files may be gone when servers are
         self.list_popular = lru_cache(MOST_CATEGORIES)(self._list_popular)
 
-    def list_items(self, name: str) -> np.ndarray:
-        """Return the items of a category, int64; none of one that nobody has."""
-        return self._item_ids[self._find_positions(name)]
+    def list_items(self, name: str) -> list[int]:
+        """Return the items of a category; none of one that nobody has."""
+        return self._item_ids[self._item_codes == self._find_code(name)].tolist()
 
     def _list_popular(self, name: str) -> tuple[int, ...]:
-        """Return the most popular available items of a category, best first. Raises ArtifactError."""
-        positions = self._find_positions(name)
-        positions = positions[open_array(self._folder, "available")[positions]]
-        counts = open_array(self._folder, "recent_popularity")[positions]
-        return tuple(self._item_ids[positions[np.argsort(-counts, kind="stable")[:MOST_POPULAR]]].tolist())
+        """Return the most popular available items of a category, best first."""
+        positions = self._popular[self._item_codes[self._popular] == self._find_code(name)]
+        return tuple(self._item_ids[positions[:MOST_POPULAR]].tolist())
 
-    def _find_positions(self, name: str) -> np.ndarray:
-        code = self._codes.get(name)
-        return np.flatnonzero(self._item_codes == code) if code is not None else np.empty(0, np.int64)
+    def _find_code(self, name: str) -> int:
+        return self._codes.get(name, NO_GROUP - 1)
 
 
 class LiveItems:

@@ -187,7 +187,7 @@ class Shop:
 
     def has_category(self, name: str) -> bool:
         """Return whether any item has a category."""
-        members = self.published.categories.list_items(name).tolist()
+        members = self.published.categories.list_items(name)
         return name in self.live_items.categories.values() or any(True for _ in self._drop_moved(members, name))
 
     def _drop_moved(self, item_ids: Iterable[int], category: str) -> Iterator[int]:

@@ -19,6 +19,7 @@ from serving.stages.live.content import Content
 from serving.stages.live.models import Upsert
 from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
+from tests.unit.gateway.test_experiments import USERS, Tried
 from triton_recommender import Unavailable
 from triton_recommender.tensors import RECOMMEND
 
@@ -132,6 +133,15 @@ def test_a_repository_of_an_older_version_refuses_only_a_category(repo):
     assert "category is set, but this server's `recommend` has no such input" in error["message"]
     assert "Leave `category` out, or export again." in error["message"]
     assert [query.category for query in door.shop.queries] == [None]
+
+
+@pytest.mark.parametrize(("mode", "n_asked"), [("ab", 3), ("interleave", 6), ("shadow", 6)])
+def test_each_generation_that_is_asked_is_asked_for_the_category(tmp_path, mode, n_asked):
+    tried = Tried(copy_lean_repository(tmp_path / "shop"))
+    tried.start(mode=mode, share=1.0)
+    tried.ask(USERS[:3], category="mugs")
+    asked = [query.category for query in tried.door.shop.queries if query.user_id is not None]
+    assert asked == ["mugs"] * n_asked
 
 
 def test_what_explains_takes_no_category(repo):

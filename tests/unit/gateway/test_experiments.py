@@ -332,14 +332,6 @@ def test_a_generation_that_the_server_has_just_left_is_an_error(tried):
     assert "generation is 1, and the server now answers with 2" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("mode", "n_asked"), [("ab", 3), ("interleave", 6), ("shadow", 6)])
-def test_each_generation_that_is_asked_is_asked_for_the_category(tried, mode, n_asked):
-    tried.start(mode=mode, share=1.0)
-    tried.ask(USERS[:3], category="mugs")
-    asked = [query.category for query in tried.door.shop.queries if query.user_id is not None]
-    assert asked == ["mugs"] * n_asked
-
-
 def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
     tried.start(share=1.0, mode="shadow")
     answers = tried.ask()

@@ -145,19 +145,6 @@ def test_search_equals_the_slow_twin(whole, count):
     assert (positions.dtype, scores.dtype) == (np.int64, np.float32)
 
 
-@pytest.mark.parametrize("share", [0.4, 0.0])
-def test_a_search_within_some_items_equals_the_slow_twin_of_a_catalogue_of_these(share):
-    (vectors, neighbours, available), requests = random_catalogue(), random_requests()
-    search = Search(vectors, neighbours, available, index=flat_index(vectors, available))
-    before, members = search(*requests, 20), available & (np.random.default_rng(3).random(N_ITEMS) < share)
-    positions, scores = search.search_within(np.append(members, False), *requests, 20)
-    slow_positions, slow_scores = search_item_by_item(vectors, neighbours, members, *requests, 20)
-    np.testing.assert_array_equal(positions, slow_positions)
-    np.testing.assert_allclose(scores, slow_scores, atol=1e-5)
-    for again, first in zip(search(*requests, 20), before, strict=True):
-        np.testing.assert_array_equal(again, first)
-
-
 def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
     """An index that may give 25 answers cannot leave 20 when 200 are blocked: those rows are widened, the others are not."""
     catalogue = random_catalogue()
