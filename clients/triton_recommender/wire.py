@@ -213,15 +213,16 @@ def _encode_after(queries: Sequence[Query], signature: Signature) -> dict[str, n
 
 
 def _encode_category(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
+    """Return the tensor only where a query names a category: most name none, and texts cost the server more than numbers do."""
     rows = [[b"" if query.category is None else _encode_name(query.category)] for query in queries]
+    if all(query.category is None for query in queries):
+        return {}
     if signature.has_category:
         return {"category": np.array(rows, np.object_)}
-    if any(query.category is not None for query in queries):
-        raise InvalidRequest(
-            "category is set, but this server's `recommend` has no such input: an older version exported its repository. "
-            "Leave `category` out, or export again."
-        )
-    return {}
+    raise InvalidRequest(
+        "category is set, but this server's `recommend` has no such input: an older version exported its repository. "
+        "Leave `category` out, or export again."
+    )
 
 
 def _encode_name(category: object) -> bytes:

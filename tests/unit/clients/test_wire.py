@@ -20,14 +20,16 @@ SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "
 HUGE = 2**63 - 1
 
 
-def test_a_bare_user_sends_the_fill_of_everything_else():
-    """Requests that send other tensors than their mates are not batched with them."""
+def test_a_bare_user_sends_the_fill_of_everything_but_a_category():
+    """Requests that send other tensors than their mates are not batched with them, but a text would cost each of them."""
     tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, has_after=True, has_category=True))
     assert tensors["user_id"].dtype == np.int64
     assert tensors["user_id"].tolist() == [[17850]]
     axes = Axes(history=H, exclusions=E)
     context = tuple(ContextColumn(n, k) for n, k in (("store", "integer"), ("device", "string"), ("basket", "continuous")))
-    for tensor in make_ensemble_spec(make_stage_specs(axes, context)).inputs[1:]:
+    inputs = make_ensemble_spec(make_stage_specs(axes, context)).inputs[1:]
+    assert tensors.keys() == {"user_id", *(tensor.name for tensor in inputs)} - {"category"}
+    for tensor in (tensor for tensor in inputs if tensor.name in tensors):
         np.testing.assert_array_equal(tensors[tensor.name], tensor.make_filled(1), err_msg=tensor.name)
         assert tensors[tensor.name].dtype == tensor.numpy_dtype
 
@@ -174,11 +176,11 @@ def test_after_is_sent_where_the_server_takes_it():
         encode([Query(1, after=7)], SIGNATURE)
 
 
-def test_a_category_is_sent_where_the_server_takes_it():
+def test_a_category_is_sent_where_a_query_names_one():
     signature = dataclasses.replace(SIGNATURE, has_category=True)
     sent = encode([Query(1, category=" Küche\n"), Query(2)], signature)["category"]
     assert (sent.dtype, sent.tolist()) == (np.object_, [["Küche".encode()], [b""]])
-    assert "category" not in encode([Query(1)], SIGNATURE)
+    assert "category" not in encode([Query(1)], signature)
     with pytest.raises(InvalidRequest, match=r"no such input: an older version exported its repository\. Leave `category` out"):
         encode([Query(1, category="bags"), Query(2)], SIGNATURE)
 
