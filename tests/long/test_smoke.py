@@ -7,16 +7,18 @@ from made-up measurements.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property
+from io import StringIO
 
 import numpy as np
 import pandas as pd
 import pytest
-import tomli_w
 from rich.console import Console
+from typer.testing import CliRunner
 
 from experiments import (
     aggregations,
@@ -49,6 +51,9 @@ from experiments.merlin_once import OnceExecutor
 from experiments.shop_faults import CATALOGUE_FAULTS
 from experiments.shop_world import World
 from experiments.tables_feed import Published, run_broker, run_publisher
+from export.__main__ import app
+from export.build import build_repository
+from export.settings import Settings
 from perf.load.open_loop import Outcome
 from perf.recall import measure_served_recall
 from perf.tune.lab import measure_smaller_efforts
@@ -59,8 +64,7 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.features import drift as served_drift
 from serving.stages.rules.config import RulesConfig
-from tests.repositories import FOLLOWED_SETTINGS, copy_to_change
-from tests.unit.small_shops import export
+from tests.repositories import copy_to_change
 from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import make_problem
@@ -71,17 +75,28 @@ from training.models.student.distill import STUDENT
 
 DATA = "synthetic:tiny"
 SMALLER = "synthetic:users=40,items=30,events=250"  # of experiments that train by themselves
+SETTINGS = {
+    "pipeline": {"recorded_requests": 32, "candidates": 64},
+    "ranker": {"compression": "none", "width": 16},  # as the rows of smoke_tables_updates
+    "training": {"teachers": "one", "graph": "never"},
+}
+REPLAY = """#!/bin/sh
+echo "$@" > {folder}/words.txt
+sleep 2  # long enough to be sampled
+cat {folder}/said.txt
+"""  # a program that says what an export said
 QUIET = Console(quiet=True)
 
 
 class Context:
-    """Shared by the experiments: data, and a repository of its training part whose tables are 16 wide."""
+    """Shared by the experiments: data, a repository of its training part, and what its export said."""
 
     def __init__(self, folder) -> None:
         self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)
-        part = prequential.take_exported_part(self.dataset)
-        fast = {"recorded_requests": 64, "candidates": 64}
-        self.repo = export(folder, part, ranker={"compression": "none", "width": 16}, pipeline=fast)
+        part, said = prequential.take_exported_part(self.dataset), StringIO()
+        self.repo = folder / "repository"
+        build_repository(part, self.repo, Settings.model_validate(SETTINGS), Console(file=said))
+        self.said = said.getvalue()
 
     @cached_property
     def work(self) -> compression.Workload:
@@ -107,7 +122,8 @@ def smoke_drift(context: Context) -> list[Figure]:
 
 def smoke_guard(context: Context) -> list[Figure]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guard, "LOOK", 1_000)
+        for name, value in {"LOOK": 1_000, "ANSWERS": 1_000, "BREAKS_AT": 2_000}.items():
+            patch.setattr(guard, name, value)
         return guard.measure(1, 5_000, context.rng)
 
 
@@ -154,10 +170,18 @@ def smoke_compression(context: Context) -> list[Figure]:
     folder.mkdir()
     taught, student = replace(RankerSettings(), epochs=1), replace(STUDENT, epochs=1)
     variants, ensemble = compression.make_variants(work, lambda _: None, folder, taught, student)
-    measure_latencies_us = compression.measure_latencies(variants, work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "ROUNDS", 2)
+        measure_latencies_us = compression.measure_latencies(variants, work)
     rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, measure_latencies_us, strict=True)]
     assert rows[0].n_bytes > rows[1].n_bytes > rows[2].n_bytes
     return compression.make_figures(rows, compression.measure_ensemble(ensemble, work))
+
+
+def smoke_precision(context: Context) -> list[Figure]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "RUNS", 2)
+        return precision.measure(context.dataset, context.repo, QUIET)
 
 
 def smoke_prequential(context: Context) -> list[Figure]:
@@ -196,13 +220,18 @@ def smoke_leave_one_out(context: Context) -> list[Figure]:
 
 
 def smoke_scale(context: Context) -> list[Figure]:
-    """A small log is exported by the command; latencies of servers are made up."""
-    fast = context.folder / "fast.toml"
-    fast.write_text(tomli_w.dumps(FOLLOWED_SETTINGS))
-    repo = context.folder / "scale"
-    figures = scale.measure_export(SMALLER, repo, "--config", str(fast))
+    """What an export said is read again, from a program that takes the words of the command; latencies are made up."""
+    folder = context.folder / "scale"
+    folder.mkdir()
+    (folder / "said.txt").write_text(context.said)
+    (folder / "python").write_text(REPLAY.format(folder=folder))
+    (folder / "python").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(folder / "python"))
+        figures = scale.measure_export(SMALLER, folder / "repository")
     assert {"memory at its peak: export", "phase sources", "phase rehearsal"} < {figure.name for figure in figures}
-    assert read_repository(repo)
+    module, *words = (folder / "words.txt").read_text().split()[1:]
+    assert (module, CliRunner().invoke(app, [*words, "--help"]).exit_code) == ("export", 0)
     latencies_ms = {f"{name}: {what}": [2.0, 4.0] for name in ("large", "small") for what in ("p50", "p99")}
     return figures + scale.make_figures(latencies_ms, {name: {"tritonserver": 100.0} for name in ("large", "small")})
 
@@ -321,7 +350,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "live_kills": smoke_live_kills,
     "merlin": smoke_merlin,
     "overhead": smoke_overhead,
-    "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),
+    "precision": smoke_precision,
     "leave_one_out": smoke_leave_one_out,
     "aggregations": smoke_aggregations,
     "prequential": smoke_prequential,
