@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,9 +17,7 @@ from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
-from tests.present import present
 from tests.repositories import copy_to_change, small_repository
-from tests.waiting import until
 
 DATA = small_repository().parent / "data"
 SETTINGS = """
@@ -138,14 +135,3 @@ def test_follow_of_a_repository_that_is_not_there_says_so_once(repo, monkeypatch
     with pytest.raises(SystemExit, match=f"^{said}$"):  # Python prints it, and ends with 1
         run_program(app)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_round_that_is_killed_while_it_works_is_recorded_as_failed(repo):
-    data = "synthetic:users=20000,items=20000,events=2000000,seed=0,context=0"  # takes a round seconds to read
-    rewrite_data_set(repo, name=data)
-    with subprocess.Popen([sys.executable, "-m", "export", "follow", "--once", "--data", data, "--repo", str(repo)]) as process:
-        until(lambda: read_running(repo) is not None)
-        assert present(read_running(repo)).pid == process.pid
-        process.kill()
-    assert read_ended(repo).outcome == "failed"
-    assert f"never ended: process {process.pid} " in read_ended(repo).report

@@ -27,6 +27,7 @@ from export.settings import Settings
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
+from repository.rounds import read_running
 from server.start.ports import find_free_ports
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ExportError
@@ -38,6 +39,7 @@ from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
+from tests.present import present
 from tests.repositories import FOLLOWED_DATA, FOLLOWED_EVENTS, FOLLOWED_SETTINGS, followed_shop
 from tests.tags import draw_tag, run_tagged
 from training.dataset import Dataset, load_dataset
@@ -83,21 +85,24 @@ def repo(exported, tmp_path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def round_done(exported, whole, past, tmp_path_factory) -> tuple[Path, Round, str]:
-    """Return a repository whose live events a round has learned, what the round did, and the report of one beside it.
+def round_done(exported, whole, past, tmp_path_factory) -> tuple[Path, Round, str, int]:
+    """Return a repository whose live events a round has learned, what the round did, and what somebody saw meanwhile.
+
+    That is the report of a round beside it, and the process that is recorded to train.
 
     Many of the items that users bought last are sold out by then, which the candidate learns from the catalogue.
     """
-    repo, beside = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository")), list[str]()
+    repo = Path(shutil.copytree(exported, tmp_path_factory.mktemp("round") / "model_repository"))
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     last_bought = whole.interactions["item_id"].to_numpy()[EVERYTHING - N_SOLD_OUT :]
     sold_out = [Upserted("item", item_id, {"available": False}) for item_id in last_bought.tolist()]
     with closing(Upsert.load(repo / UPSERT / "1")) as model:
         model(make_change_inputs(sold_out))
     abandon_round(repo)
-    said = Meddling(lambda: beside.append(follow_once(past, repo, None, 1_000, QUIET).report))
-    done = follow_once(past, repo, None, 1_000, Console(file=said))
-    return repo, done, beside[0]
+    seen = list[tuple[str, int]]()
+    look = Meddling(lambda: seen.append((follow_once(past, repo, None, 1_000, QUIET).report, present(read_running(repo)).pid)))
+    done = follow_once(past, repo, None, 1_000, Console(file=look))
+    return repo, done, *seen[0]
 
 
 @pytest.fixture
@@ -126,9 +131,11 @@ def test_without_live_events_a_round_waits(repo, past):
 
 
 def test_a_generation_with_the_live_events_is_published(round_done, followed, past):
-    _, done, beside = round_done
+    _, done, beside, process_id = round_done
     repo = followed
     assert beside == "waits: another round trains for this repository"
+    assert process_id == os.getpid()
+    assert read_running(repo) is None
     assert done.verdict is not None
     assert re.fullmatch("generation 2. .*: published. All models from scratch", done.report)
     assert done.generation == 2, done.report
@@ -157,7 +164,7 @@ def test_a_generation_with_the_live_events_is_published(round_done, followed, pa
 
 
 def test_a_round_starts_from_the_weights_of_the_round_before_and_publishes_nothing_worse(followed, whole, past):
-    rows, log = np.arange(EARLY, EVERYTHING), whole.interactions.copy()
+    rows, log = np.arange(EARLY, EARLY + 1_000), whole.interactions.copy()
     log.loc[rows, "user_id"] = np.roll(log.loc[rows, "user_id"], 100)
     log.loc[rows, "timestamp"] += int(log["timestamp"].max() - log.loc[EARLY, "timestamp"]) + 1
     observe(followed, replace(whole, interactions=log), rows)
