@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from tests.repositories import FOLLOWED_SETTINGS
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.small_shops import export, shop
 from tests.unit.trials.logs import observe
@@ -21,7 +22,8 @@ seen = true
 
 
 def test_views_are_in_the_history_of_a_session_and_not_among_its_counted_events(tmp_path):
-    door = Gateway(export(tmp_path, shop(tmp_path / "data", users=12, items=30, events=60, more=EVENTS)))
+    shown = shop(tmp_path / "data", users=12, items=30, events=60, more=EVENTS)
+    door = Gateway(export(tmp_path, shown, **FOLLOWED_SETTINGS))
     now_ms = 1_000 * int(time.time())
     kinds = [b"purchase", b"view", b"dismissal"]
     times_ms = [now_ms - 60_000, now_ms - 30_000, now_ms]

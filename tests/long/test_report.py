@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from perf import cli, slo
 from perf.report import plots, tables
 from perf.report.page import write_report
-from perf.report.results import summarise
+from perf.report.results import Run, summarise
 from tests.unit.perf.conftest import stage_times
 
 
@@ -38,8 +38,14 @@ def test_the_report_is_one_file_with_every_picture(run, tmp_path):
         assert verdict.key in page
 
 
-def test_a_report_shows_what_there_is(run, tmp_path):
-    bare = run.model_copy(update={"closed": [], "open": [], "yardstick": None, "memory": [], "hit_rates": {}})
+@pytest.fixture
+def loads(run) -> Run:
+    """A run with nothing but open loads."""
+    return run.model_copy(update={"closed": [], "yardstick": None, "memory": [], "hit_rates": {}})
+
+
+def test_a_report_shows_what_there_is(loads, tmp_path):
+    bare = loads.model_copy(update={"open": []})
     page = write_report(bare, tmp_path, []).read_text()
     assert "data:image/png" not in page
     assert not list(tmp_path.glob("*.png"))
@@ -75,28 +81,28 @@ def test_every_cache_has_its_bar(run):
 
 
 @pytest.mark.parametrize("change", [{"transport": "http"}, {"mode": "request_rate"}])
-def test_a_sweep_of_one_kind_has_its_curve(run, tmp_path, change):
+def test_a_sweep_of_one_kind_has_its_curve(run, loads, tmp_path, change):
     levels = [level.model_copy(update=change) for level in run.closed[:2]]
-    write_report(run.model_copy(update={"closed": levels, "open": []}), tmp_path, [])
+    write_report(loads.model_copy(update={"closed": levels, "open": []}), tmp_path, [])
     assert {"latency_throughput.png", "stage_breakdown.png"} <= {path.name for path in tmp_path.glob("*.png")}
 
 
-def test_a_single_load_has_its_pictures(run, tmp_path):
-    one = run.open[-1].model_copy(update={"name": "bursts 40/s"})
-    write_report(run.model_copy(update={"closed": [], "open": [one]}), tmp_path, [])
+def test_a_single_load_has_its_pictures(loads, tmp_path):
+    one = loads.open[-1].model_copy(update={"name": "bursts 40/s"})
+    write_report(loads.model_copy(update={"open": [one]}), tmp_path, [])
     assert {"histogram.png", "bursts.png"} <= {path.name for path in tmp_path.glob("*.png")}
 
 
-def test_a_load_whose_answers_differ_is_broken_without_a_bound(run, tmp_path, capsys):
-    loads = [run.open[0].model_copy(update={"compared": 9, "differing_answers": "1 of 9 id lists differ"})]
+def test_a_load_whose_answers_differ_is_broken_without_a_bound(loads, tmp_path, capsys):
+    one = loads.open[0].model_copy(update={"compared": 9, "differing_answers": "1 of 9 id lists differ"})
     with pytest.raises(typer.Exit):
-        cli.finish_run(run.model_copy(update={"open": loads}), tmp_path, {})
+        cli.finish_run(loads.model_copy(update={"open": [one]}), tmp_path, {})
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["broken"] == ["answers_equal"]
 
 
-def test_the_report_is_drawn_again_and_ends_in_one_line_of_json(run, tmp_path):
+def test_the_report_is_drawn_again_and_ends_in_one_line_of_json(loads, tmp_path):
     folder = tmp_path / "results" / "20260101-000000"
-    run.save(folder)
+    loads.save(folder)
     for raw in tmp_path.glob("*.npz"):
         raw.rename(folder / raw.name)
     answer = CliRunner().invoke(cli.app, ["report", "--run", str(folder)])

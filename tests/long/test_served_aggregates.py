@@ -28,19 +28,29 @@ DECLARED = [
     {"name": "paid", "entity": "user x shelf", "value": "price", "function": "last", "n": 2},
     COUNT | {"name": "brand_long", "entity": "brand", "half_life": "90d"},
 ]
+SETTINGS = {"ranker": {"compression": "none"}, "training": {"teachers": "one", "graph": "never"}}  # of a fast export
 USERS = np.array([1, 2, 3, 9_999])
 N_PER_PAIR = 3  # own_department, paid_1, paid_2
 
 
 @pytest.fixture(scope="module")
 def dataset():
+    """A shop with the columns that DECLARED names, because fitting takes time by the column."""
     dataset = load_dataset("synthetic:tiny")
-    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": DECLARED}))
+    items = {"categorical": ["department", "shelf", "brand"], "continuous": ["price"]}
+    described = dataset.description.model_copy(
+        update={
+            "aggregations": DECLARED,
+            "items": present(dataset.description.items).model_copy(update=items),
+            "users": present(dataset.description.users).model_copy(update={"categorical": [], "continuous": []}),
+        }
+    )
+    return replace(dataset, description=described)
 
 
 @pytest.fixture(scope="module")
 def repository(dataset, tmp_path_factory):
-    return export(tmp_path_factory.mktemp("shop"), dataset, training={"teachers": "one", "graph": "never"})
+    return export(tmp_path_factory.mktemp("shop"), dataset, **SETTINGS)
 
 
 @pytest.fixture(scope="module")

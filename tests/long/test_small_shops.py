@@ -34,8 +34,8 @@ def listed(row):
     return ids
 
 
-def rehearsal(repository):
-    return read_json(repository / ENSEMBLE / "1", "manifest.json")["reports"]["rehearsal"]
+def rehearsal(repository, generation):
+    return read_json(repository / ENSEMBLE / str(generation), "manifest.json")["reports"]["rehearsal"]
 
 
 def test_a_context_that_never_had_a_value():
@@ -57,7 +57,7 @@ def test_a_context_that_never_had_a_value():
 
 def test_a_single_user_and_a_price_rule_that_speaks_of_the_column_that_is_named(tmp_path):
     dataset = shop(tmp_path / "data", users=1, items=60, events=40, more=PRICE)
-    pipeline = Pipeline.load(export(tmp_path, dataset, rules={"price_cap": 12.0}))
+    pipeline = Pipeline.load(export(tmp_path, dataset, rules={"price_cap": 12.0}, ranker={"compression": "none"}))
     answer = pipeline.recommend([1, STRANGER])
     with pytest.raises(RequestError, match="There are no user_ids"):
         pipeline.recommend([])
@@ -77,14 +77,6 @@ def answer_short_lists(dataset, pipeline):
     assert set(answer["degraded"].ravel().tolist()) == {Degraded.RETRIEVE}
 
 
-def test_a_catalogue_of_one_item(tmp_path):
-    dataset = shop(tmp_path / "data", users=12, items=1, events=40)
-    repository = export(tmp_path, dataset)
-    assert rehearsal(repository)["full_lists"] == 0.0
-    answer_short_lists(dataset, Pipeline.load(repository))
-    assert check_repository(repository) == []
-
-
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("")
     dataset, said = shop(tmp_path / "data", users=1, items=2, events=3), StringIO()
@@ -101,12 +93,15 @@ def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path):
     assert [line.split()[2] for line in shown.getvalue().splitlines()] == ["small:", "features"]
 
 
-def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(tmp_path):
-    """A repository keeps the warm-up requests of its first generation (docs/serving.md). It has fewer items than a list."""
-    for generation, users, events in ((1, 60, 300), (2, 8, 200)):
-        dataset = shop(tmp_path / f"data{generation}", users=users, items=7, events=events)
-        repository = export(tmp_path, dataset, ranker={"compression": "none"}, training={"graph": "never"})
+def test_a_later_generation_of_fewer_users_and_one_item_loads_with_the_first_ones_warm_up(tmp_path):
+    """A repository keeps the warm-up requests of its first generation (docs/serving.md)."""
+    fast = {"ranker": {"compression": "none"}, "training": {"teachers": "one", "graph": "never"}}
+    export(tmp_path, shop(tmp_path / "data1", users=60, items=7, events=150), **fast)
+    dataset = shop(tmp_path / "data2", users=12, items=1, events=80)
+    repository = export(tmp_path, dataset)
     pin(repository, 2)
+    assert rehearsal(repository, 2)["full_lists"] == 0.0
+    assert check_repository(repository) == []
     pipeline = Pipeline.load(repository)
     answer_short_lists(dataset, pipeline)
 

@@ -13,6 +13,7 @@ from serving.contract.ids import stable_id
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.store import find_live_folder
 from serving.stages.live.models import Observe, Upsert
+from tests.repositories import FOLLOWED_SETTINGS
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.small_shops import export
 from training.dataset import Dataset, load_dataset
@@ -41,7 +42,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def repo(dataset, tmp_path_factory) -> Path:
-    return export(tmp_path_factory.mktemp("exported"), dataset)
+    return export(tmp_path_factory.mktemp("exported"), dataset, **FOLLOWED_SETTINGS)
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, fak
 LOADS_THE_PART = """
 import json, sys
 import faiss
+import sitecustomize
 
 class Resources:
     def setTempMemory(self, n_bytes): pass
@@ -113,28 +114,24 @@ sys.modules["triton_python_backend_utils"] = fake_backend
 from serving.stages.parts.models import RetrieveSearch
 from serving.stages.parts.triton import make_part_model
 
-model = make_part_model(RetrieveSearch)()
-model.initialize(json.loads(sys.argv[1]))
-print(json.dumps([type(model.first.stage.outputs.search.index).__name__, *fake_backend.Logger.lines]))
-model.finalize()
+told = []
+for sitecustomize.ATTRIBUTES[75] in (8, 9):
+    model = make_part_model(RetrieveSearch)()
+    model.initialize(json.loads(sys.argv[1]))
+    told.append([type(model.first.stage.outputs.search.index).__name__, *fake_backend.Logger.lines])
+    model.finalize()
+print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize(
-    ("major", "index", "said"),
-    [
-        ("8", "Clone", []),
-        ("9", "IndexIDMap", ["GPU 0 has the compute capability 9.x, and Faiss holds code for 7.x and 8.x only"]),
-    ],
-)
-def test_on_a_gpu_that_faiss_has_no_code_for_items_are_searched_on_the_cpu(exported, major, index, said):
+def test_on_a_gpu_that_faiss_has_no_code_for_items_are_searched_on_the_cpu(exported):
     """Its first kernel there would end the process."""
     arguments = arguments_of(exported["24.03"] / "retrieve_search", "CPU", "0")
-    environment = os.environ | {"PYTHONPATH": f"{FAKES}:{PROJECT}", "FAKE_MAJOR": major}
+    environment = os.environ | {"PYTHONPATH": f"{FAKES}:{PROJECT}"}
     command = [sys.executable, "-c", LOADS_THE_PART, json.dumps(arguments)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    found, *lines = json.loads(run.stdout.splitlines()[-1])
-    assert (found, lines) == (index, [f"{line}: items are searched on the CPU" for line in said])
+    missing = "GPU 0 has the compute capability 9.x, and Faiss holds code for 7.x and 8.x only: items are searched on the CPU"
+    assert json.loads(run.stdout.splitlines()[-1]) == [["Clone"], ["IndexIDMap", missing]]
 
 
 def test_where_faiss_has_no_gpu_it_stays():
