@@ -15,7 +15,7 @@ from serving.stages.features.ranking import N_FEATURES, scale_aggregates
 from serving.stages.rank import Rank
 from tests.present import present
 from tests.unit.live.toy_log import change_item, write
-from tests.unit.small_shops import export
+from tests.unit.small_shops import export, keep_few_columns
 from training.dataset import load_dataset
 from training.features.aggregates import LogAggregates, name_all, read_aggregations
 from training.features.build import build_features
@@ -35,17 +35,8 @@ N_PER_PAIR = 3  # own_department, paid_1, paid_2
 
 @pytest.fixture(scope="module")
 def dataset():
-    """A shop with the columns that DECLARED names, because fitting takes time by the column."""
-    dataset = load_dataset("synthetic:tiny")
-    items = {"categorical": ["department", "shelf", "brand"], "continuous": ["price"]}
-    described = dataset.description.model_copy(
-        update={
-            "aggregations": DECLARED,
-            "items": present(dataset.description.items).model_copy(update=items),
-            "users": present(dataset.description.users).model_copy(update={"categorical": [], "continuous": []}),
-        }
-    )
-    return replace(dataset, description=described)
+    dataset = keep_few_columns(load_dataset("synthetic:tiny"))
+    return replace(dataset, description=dataset.description.model_copy(update={"aggregations": DECLARED}))
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.stages.features import drift as served_drift
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import copy_to_change
+from tests.unit.small_shops import keep_few_columns
 from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import make_problem
@@ -92,7 +93,8 @@ class Context:
     """Shared by the experiments: data, a repository of its training part, and what its export said."""
 
     def __init__(self, folder) -> None:
-        self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)
+        self.folder, self.rng = folder, np.random.default_rng(0)
+        self.dataset = keep_few_columns(load_dataset(DATA))
         part, said = prequential.take_exported_part(self.dataset), StringIO()
         self.repo = folder / "repository"
         build_repository(part, self.repo, Settings.model_validate(SETTINGS), Console(file=said))
@@ -100,7 +102,7 @@ class Context:
 
     @cached_property
     def work(self) -> compression.Workload:
-        return compression.make_workload(load_dataset(SMALLER), lambda _: None)
+        return compression.make_workload(keep_few_columns(load_dataset(SMALLER)), lambda _: None)
 
 
 @pytest.fixture(scope="module")

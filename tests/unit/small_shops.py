@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.settings import Settings
+from tests.present import present
 from training.dataset import Dataset, load_dataset
 
 SETTINGS = {"pipeline": {"recorded_requests": 64}, "training": {"teachers": "one"}}
@@ -45,6 +47,14 @@ def shop(folder: Path, users: int, items: int, events: int, more: str = "") -> D
     (folder / "items.csv").write_text("\n".join(["sku,unit_price", *(f"{item},{item}" for item in range(1, items + 1)), ""]))
     (folder / "dataset.toml").write_text(TOML + more)
     return load_dataset(folder)
+
+
+def keep_few_columns(dataset: Dataset) -> Dataset:
+    """Return a synthetic data set with half of its feature columns, because fitting takes time by the column."""
+    described, users, items = dataset.description, present(dataset.description.users), present(dataset.description.items)
+    users = users.model_copy(update={"categorical": users.categorical[:1], "continuous": users.continuous[:1]})
+    items = items.model_copy(update={"categorical": ["department", "shelf", "brand"], "continuous": ["price"]})
+    return replace(dataset, description=described.model_copy(update={"users": users, "items": items}))
 
 
 def export(folder: Path, dataset: Dataset, layout: str = "ensemble", **settings: dict) -> Path:

@@ -28,7 +28,7 @@ from training.features.trends import write_trends
 
 WITHIN = "user x category"
 ENTITIES = (USER, "item", "category", WITHIN)
-N_INSTANTS = 1_000
+N_INSTANTS = 400
 N_LIVE = 4_000  # events after the export
 COUNTS = ("session_events", "events_7d", "sales_1h", "sales_24h", "sales_7d", "buyers_7d", "category_24h", "own_category_7d")
 

@@ -149,8 +149,9 @@ class TestConfigs:
     )
     def test_broken_rules(self, repository, model, change, fact):
         edit(repository, model, change)
-        assert f"{model}/config.pbtxt: " in errors(repository)
-        assert fact in errors(repository)
+        found = errors(repository)
+        assert f"{model}/config.pbtxt: " in found
+        assert fact in found
 
     def test_a_model_file_that_is_not_there(self, repository):
         (repository / "rank_scores" / "1" / "model.py").unlink()
