@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from serving.stages.features.ids import ItemIndex
+from tests.unit.small_shops import keep_few_columns
 from training.dataset import load_dataset
 from training.features import FeatureSettings
 from training.features.build import collect_training_columns, make_event_log
@@ -18,7 +19,7 @@ from training.features.workflow import fit_workflow
 
 @pytest.mark.parametrize("settings", [FeatureSettings(history_length=8), FeatureSettings(hash_above=20, hash_buckets=11)])
 def test_files_give_the_workflow_of_rows_in_memory(settings):
-    dataset = load_dataset("synthetic:users=80,items=60,events=1000,seed=3,context=1")
+    dataset = keep_few_columns(load_dataset("synthetic:users=80,items=60,events=1000,seed=3,context=1"))
     log, schema = dataset.interactions, FeatureSchema.of(dataset, settings)
     items, categories = ItemIndex(dataset.items["item_id"].to_numpy()), Codes.of(dataset.items["category"])
     events = make_event_log(dataset, log, items, categories, settings)

@@ -14,6 +14,7 @@ from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import RulesConfig
+from tests.unit.small_shops import keep_few_columns
 from training.dataset import load_dataset, split_log
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
@@ -76,7 +77,7 @@ def fit_ranking(dataset, log, features, fit_retriever, settings):
 
 
 def train(folder, settings):
-    dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
+    dataset = keep_few_columns(load_dataset("synthetic:users=120,items=80,events=3000,seed=5"))
     train, test = split_log(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
     ranking = fit_ranking(dataset, train, features, partial(popularity_retrieve, features), settings)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.unit.small_shops import keep_few_columns
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
@@ -21,7 +22,7 @@ def quiet(text: str) -> None:
 @pytest.fixture(scope="module")
 def shop():
     """A data set, its features, and the same data set with other items bought in the label window."""
-    dataset = load_dataset("synthetic:users=60,items=40,events=900,seed=3")
+    dataset = keep_few_columns(load_dataset("synthetic:users=60,items=40,events=900,seed=3"))
     log = dataset.interactions
     features = build_features(dataset, log, FeatureSettings(history_length=8))
     earlier, later = split_training_log(log)
