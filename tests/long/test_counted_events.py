@@ -23,7 +23,7 @@ seen = true
 
 def test_views_are_in_the_history_of_a_session_and_not_among_its_counted_events(tmp_path):
     shown = shop(tmp_path / "data", users=12, items=30, events=60, more=EVENTS)
-    door = Gateway(export(tmp_path, shown, **FOLLOWED_SETTINGS))
+    door = Gateway(export(tmp_path, shown, "ensemble", **FOLLOWED_SETTINGS))
     now_ms = 1_000 * int(time.time())
     kinds = [b"purchase", b"view", b"dismissal"]
     times_ms = [now_ms - 60_000, now_ms - 30_000, now_ms]

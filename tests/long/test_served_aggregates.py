@@ -41,7 +41,7 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def repository(dataset, tmp_path_factory):
-    return export(tmp_path_factory.mktemp("shop"), dataset, **SETTINGS)
+    return export(tmp_path_factory.mktemp("shop"), dataset, "ensemble", **SETTINGS)
 
 
 @pytest.fixture(scope="module")

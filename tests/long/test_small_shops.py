@@ -96,7 +96,7 @@ def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path):
 def test_a_later_generation_of_fewer_users_and_one_item_loads_with_the_first_ones_warm_up(tmp_path):
     """A repository keeps the warm-up requests of its first generation (docs/serving.md)."""
     fast = {"ranker": {"compression": "none"}, "training": {"teachers": "one", "graph": "never"}}
-    export(tmp_path, shop(tmp_path / "data1", users=60, items=7, events=150), **fast)
+    export(tmp_path, shop(tmp_path / "data1", users=60, items=7, events=150), "ensemble", **fast)
     dataset = shop(tmp_path / "data2", users=12, items=1, events=80)
     repository = export(tmp_path, dataset)
     pin(repository, 2)

@@ -42,7 +42,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def repo(dataset, tmp_path_factory) -> Path:
-    return export(tmp_path_factory.mktemp("exported"), dataset, **FOLLOWED_SETTINGS)
+    return export(tmp_path_factory.mktemp("exported"), dataset, "ensemble", **FOLLOWED_SETTINGS)
 
 
 @pytest.fixture
