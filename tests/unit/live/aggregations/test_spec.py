@@ -39,14 +39,6 @@ def test_every_entity_has_a_plan(entity):
     assert plan.read(plan.make_empty(2), 0).tolist() == [[0.0], [0.0]]
 
 
-def test_functions_of_the_same_value_and_window_share_their_state():
-    mean = GOOD | {"name": "mean", "value": "amount", "function": "mean"}
-    one = compile_aggregations(parse(mean), PARSE["event_names"])["item"]
-    both = compile_aggregations(parse(mean, mean | {"name": "sum", "function": "sum"}), PARSE["event_names"])["item"]
-    assert both.names == ("mean", "sum")
-    assert both.dtype == one.dtype
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [

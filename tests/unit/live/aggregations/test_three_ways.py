@@ -202,17 +202,3 @@ def test_rows_without_a_record_are_skipped():
     records, events = plan.make_empty(2), np.zeros(3, EVENT)
     plan.update(records, np.array([-1, 2, -(1 << 40)]), events)
     assert records.tobytes() == plan.make_empty(2).tobytes()
-
-
-def test_records_may_be_a_field_of_larger_records():
-    plan = PLANS["user"]
-    events = np.zeros(3, EVENT)
-    events["sequence"], events["time_ms"], events["amount"] = np.arange(3), [10, 20, 30], np.nan
-    alone, rows = plan.make_empty(2), np.array([0, 1, 1])
-    inside = np.zeros(2, np.dtype([("a", np.int32), ("aggregates", plan.dtype), ("b", np.int64)], align=True))
-    plan.update(alone, rows, events)
-    plan.update(inside["aggregates"], rows, events)
-    np.testing.assert_array_equal(plan.read(inside["aggregates"], 40), plan.read(alone, 40))
-    assert (plan.read(alone, 40) != plan.read(plan.make_empty(2), 40)).any()
-    assert not inside["a"].any()
-    assert not inside["b"].any()
