@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,34 @@ from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_live_answers import answer, upserted
 
 USERS = list(range(1, 31))
+
+
+def call(*arguments: str | Path, repository: Path, code: int = 0) -> str:
+    """Return the output of a command of `python -m server.rules`, whose exit code must be `code`."""
+    command = [*map(str, arguments), "--repo", str(repository)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.fixture
+def apply_file(repository, tmp_path) -> Callable[..., str]:
+    """apply_file(text, code=0) -> what the command says that applies a file of rules with this text."""
+    path = tmp_path / "rules.toml"
+
+    def apply(text: str, code: int = 0) -> str:
+        path.write_text(text)
+        return call("apply", path, repository=repository, code=code)
+
+    return apply
+
+
+def name_items(repository: Path) -> None:
+    """Publish a text id for each item: "old-3" for item 3."""
+    generation = read_pinned_generation(repository)
+    ids = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy").ids.tolist()
+    names = {f"old-{item_id}": item_id for item_id in ids}
+    (find_stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE).write_text(json.dumps(names))
 
 
 def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(repository, reader):
@@ -95,18 +124,16 @@ def test_rules_hold_for_whichever_generation_answers(repository, reader):
     assert all(not {top, second} & set(answer(pipeline, USERS)["item_ids"].ravel()) for pipeline in pipelines)
 
 
-def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, reader, tmp_path):
+def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, reader, apply_file):
     relayout(repository_with_kinds(), repository, "ensemble")
     former = Pipeline.load(repository, 1, live=reader)
     top = int(answer(former, USERS)["item_ids"][0, 0])
     apply_rules(repository, {"blocked_items": [top]})
     shutil.rmtree(find_stage_folder(repository, "rerank", 1) / CONTENT_FOLDER)
-    (tmp_path / "rules.toml").write_text("max_per_category = 3\n")
-    done = CliRunner().invoke(app, ["apply", str(tmp_path / "rules.toml"), "--repo", str(repository)])
-    assert done.exit_code == 0
-    assert "version 3 is in effect (rules.toml): max_per_category" in done.output
-    assert "generation 1 keeps the rules before, because these do not fit it: " in done.output
-    assert "offsets.npy cannot be opened as an array" in done.output
+    said = apply_file("max_per_category = 3\n")
+    assert "version 3 is in effect (rules.toml): max_per_category" in said
+    assert "generation 1 keeps the rules before, because these do not fit it: " in said
+    assert "offsets.npy cannot be opened as an array" in said
     assert top not in answer(former, USERS)["item_ids"]
     assert top in answer(Pipeline.load(repository, 2, live=reader), USERS)["item_ids"]
 
@@ -124,30 +151,23 @@ def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repo
 
 
 def test_a_new_item_with_a_text_id_is_blocked_by_its_text(repository, reader, upsert):
-    items = ItemIndex.load(find_stage_folder(repository, "rerank", read_pinned_generation(repository)) / "item_ids.npy").ids
-    names = find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository)) / NAMES_FILE
-    names.write_text(json.dumps({f"old-{item_id}": item_id for item_id in items.tolist()}))
+    name_items(repository)
     pipeline = Pipeline.load(repository, live=reader)
     for text in ("A-17", "2018"):
         upserted(upsert, stable_id(text), kind="game", price=3.0)
-    users = list(range(1, 31))
-    assert np.isin([stable_id("A-17"), stable_id("2018")], answer(pipeline, users)["item_ids"]).all()
+    assert np.isin([stable_id("A-17"), stable_id("2018")], answer(pipeline, USERS)["item_ids"]).all()
     apply_rules(repository, {"blocked_items": ["A-17"], "pinned": [{"item_id": 2018, "slot": 1}]})
-    shown = answer(pipeline, users)["item_ids"]
+    shown = answer(pipeline, USERS)["item_ids"]
     assert stable_id("A-17") not in shown
     assert (shown[:, 1] == stable_id("2018")).all()
 
 
-def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes(repository, tmp_path):
-    path = tmp_path / "rules.toml"
-    path.write_text('diversity = 7\nprice_cap = "high"\nno_such_rule = 1\n')
-    done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
-    assert done.exit_code == 1
+def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes(repository, apply_file):
+    said = apply_file('diversity = 7\nprice_cap = "high"\nno_such_rule = 1\n', code=1)
     for key in ("diversity", "price_cap", "no_such_rule"):
-        assert key in done.output
+        assert key in said
     assert not find_rules_folder(repository).exists()
-    path.write_text("exploration = 3\n")
-    assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).output.endswith("novelty, seed.\n")
+    assert apply_file("exploration = 3\n", code=1).endswith("novelty, seed.\n")
     unfit = {"pinned": [{"item_id": 1, "slot": 20}], "category_caps": {"boks": 1}, "blocked_items": ["x"]}
     facts = [str(finding) for finding in find_rule_errors(repository, unfit)]
     assert len(facts) == 3
@@ -156,9 +176,8 @@ def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes
         revert_rules(repository, 3)
     with pytest.raises(ConfigError, match="No rules were applied"):
         revert_rules(repository)
-    path.write_text("[rules]\ndiversity = 0.5\n")
-    assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
-    assert "* 2" in CliRunner().invoke(app, ["list", "--repo", str(repository)]).output
+    apply_file("[rules]\ndiversity = 0.5\n")
+    assert "* 2" in call("list", repository=repository)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -182,18 +201,15 @@ def test_what_root_writes_belongs_to_the_owner_of_the_live_store(repository, mon
 
 
 def test_rules_from_a_file_that_is_not_there_are_refused_with_the_reason(repository, tmp_path):
-    done = CliRunner().invoke(app, ["apply", str(tmp_path / "absent.toml"), "--repo", str(repository)])
     expected = "absent.toml cannot be read: No such file or directory. Expected a TOML file; docs/settings.md lists the rules."
-    assert expected in str(done.exception)
+    with pytest.raises(ConfigError, match=expected):
+        call("apply", tmp_path / "absent.toml", repository=repository)
 
 
-def test_an_empty_file_removes_no_rules_but_an_empty_section_does(repository, tmp_path):
-    path = tmp_path / "rules.toml"
-    path.touch()
-    done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
-    assert "rules.toml: The file states no rule. To remove all rules" in str(done.exception)
-    path.write_text("[rules]\n")
-    assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
+def test_an_empty_file_removes_no_rules_but_an_empty_section_does(apply_file):
+    with pytest.raises(ConfigError, match=r"rules\.toml: The file states no rule\. To remove all rules"):
+        apply_file("")
+    apply_file("[rules]\n")
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])
@@ -211,21 +227,14 @@ def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
 
 
 @pytest.mark.parametrize("has_names", [False, True])
-def test_a_blocked_or_pinned_item_that_nobody_knows_is_told(repository, upsert, tmp_path, has_names):
+def test_a_blocked_or_pinned_item_that_nobody_knows_is_told(repository, upsert, apply_file, has_names):
     """It may be mistyped, and the item that was meant would go on being shown."""
     known, new, unknown = "3", "1000", "3333"
     if has_names:
-        generation = read_pinned_generation(repository)
-        ids = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy").ids.tolist()
-        names = {f"old-{item_id}": item_id for item_id in ids}
-        (find_stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE).write_text(json.dumps(names))
+        name_items(repository)
         known, new, unknown = '"old-3"', '"new"', '"odl-3"'
     upserted(upsert, stable_id("new") if has_names else 1_000, price=3.0)
-    path = tmp_path / "rules.toml"
-    path.write_text(f"blocked_items = [{known}, {new}, {unknown}]\npinned = [{{ item_id = {unknown}, slot = 1 }}]\n")
-    done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
+    said = apply_file(f"blocked_items = [{known}, {new}, {unknown}]\npinned = [{{ item_id = {unknown}, slot = 1 }}]\n")
     named = unknown.strip('"')
-    assert done.exit_code == 0
-    assert f"warning: neither the catalogue nor an upsert has {named}. Correct" in done.output
-    path.write_text(f"blocked_items = [{known}, {new}]\n")
-    assert "warning" not in CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).output
+    assert f"warning: neither the catalogue nor an upsert has {named}. Correct" in said
+    assert "warning" not in apply_file(f"blocked_items = [{known}, {new}]\n")

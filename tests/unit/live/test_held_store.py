@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from live.__main__ import app
 from live.maintenance import lock, wait_for_writers
 from serving.contract import locks
 from serving.contract.artifacts import find_stage_folder
@@ -24,6 +22,7 @@ from serving.live.store import LOCK_FILE, find_live_folder
 from serving.stages.live.models import Observe
 from tests.present import present
 from tests.repositories import copy_lean_repository
+from tests.unit.live.commands import call
 from tests.waiting import until
 
 HANGS = """
@@ -44,17 +43,13 @@ def repo(tmp_path, monkeypatch) -> Path:
     return repo
 
 
-def call(repo: Path, *command: str) -> None:
-    CliRunner().invoke(app, [*command, "--repo", str(repo)], catch_exceptions=False)
-
-
 @pytest.mark.parametrize("command", ["maintain", "compact", "backup", "erase"])
 def test_a_command_names_the_process_that_maintains_the_store(command, repo, tmp_path, caplog):
     more = {"backup": [str(tmp_path / "backup")], "erase": ["7"]}.get(command, [])
     folder = find_live_folder(repo)
     said = f"Process {os.getpid()} has maintained the live store in {re.escape(str(folder))} for more than 1 s."
     with lock(folder), pytest.raises(DependencyError, match=said + r".*`ps -fp \d+` shows its command"):
-        call(repo, command, *more)
+        call(command, *more, "--repo", repo)
     assert caplog.messages == [f"Process {os.getpid()} maintains the live store in {folder}: waiting for it"]
     assert not (tmp_path / "backup" / "data.mdb").exists()
 
@@ -63,7 +58,7 @@ def test_a_holder_that_the_kernel_does_not_name_is_found_by_its_file(repo, monke
     folder = find_live_folder(repo)
     monkeypatch.setattr(locks, "KERNEL_LOCKS", Path("/proc/no-locks"))
     with lock(folder), pytest.raises(DependencyError, match=r"Another process .*`fuser \S*maintenance\.lock` names it"):
-        call(repo, "maintain")
+        call("maintain", "--repo", repo)
 
 
 @contextmanager
@@ -82,22 +77,22 @@ HANGING = r"has been writing to the live store .*`fuser \S*/lock\.mdb` names all
 
 @pytest.mark.parametrize("command", ["maintain", "compact", "erase", "forget", "backup", "inspect"])
 def test_a_process_that_hangs_while_it_writes_is_not_waited_for_without_end(command, repo, tmp_path, monkeypatch):
-    more = {"erase": ["7"], "forget": ["--item", "7"], "backup": [str(tmp_path / "backup")]}.get(command, [])
+    more = {"erase": ["7"], "forget": ["--items-before", "2020-01-01"], "backup": [str(tmp_path / "backup")]}.get(command, [])
     folder, threads = find_live_folder(repo), threading.active_count()
     with hanging_writer(folder), pytest.raises(DependencyError, match=HANGING):
-        call(repo, command, *more)
+        call(command, *more, "--repo", repo)
     until(lambda: threading.active_count() <= threads)  # in a process of its own, the command would have ended
     monkeypatch.setattr("live.maintenance.LOCK_TIMEOUT_S", 60.0)
-    call(repo, command, *more)  # the lock of a process that died is free
+    call(command, *more, "--repo", repo)  # the lock of a process that died is free
 
 
 @pytest.mark.parametrize(("command", "refused"), [("consume", "names no Kafka brokers"), ("share", "names no Redis")])
 def test_a_helper_does_not_wait_without_end_for_a_process_that_hangs(command, refused, repo, monkeypatch):
     with hanging_writer(find_live_folder(repo)), pytest.raises(DependencyError, match=HANGING):
-        call(repo, command, "1")
+        call(command, "1", "--repo", repo)
     monkeypatch.setattr("live.maintenance.LOCK_TIMEOUT_S", 60.0)
     with pytest.raises(ConfigError, match=refused):  # the store was opened before that is found
-        call(repo, command, "1")
+        call(command, "1", "--repo", repo)
 
 
 def test_a_command_leaves_room_for_all_readers_of_a_store_whose_lock_file_is_missing(repo):

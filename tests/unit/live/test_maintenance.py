@@ -9,9 +9,7 @@ from contextlib import closing
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from live.__main__ import app
 from live.archive import list_segments, read_log
 from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
@@ -23,6 +21,7 @@ from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from tests.unit.live.batches import KINDS, events, purchase
+from tests.unit.live.commands import call
 from tests.unit.live.conftest import Clock
 from tests.unit.live.learned import Generation
 from tests.unit.live.twin import StateTwin, differences
@@ -157,8 +156,7 @@ def test_what_a_later_generation_learned_of_a_user_reaches_the_answers(repositor
     with closing(Writer(place, observe.writer.layout, kinds, now_ms=lambda: yesterday_ms)) as writer:  # without seeds
         writer.append(EventBatch(headers, [b""], [b""], [b""]))
     assert [item for item in read_history() if item != PAD_ID] == [45]
-    done = CliRunner().invoke(app, ["maintain", "--repo", str(repository)])
-    assert "0 idle users forgotten, 1 of whom the generation knows more" in done.output
+    assert "0 idle users forgotten, 1 of whom the generation knows more" in call("maintain", "--repo", repository)
     assert read_history() == learned
 
 

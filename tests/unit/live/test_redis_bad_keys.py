@@ -11,9 +11,7 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from live.__main__ import app
 from live.deferred import read_deferred
 from live.erase import erase_user
 from live.maintenance import lock
@@ -28,6 +26,7 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from tests.interrupting import called_on_return
 from tests.unit.live.batches import purchase
+from tests.unit.live.commands import call
 from tests.unit.live.consuming import consumer_of, make_message
 from tests.unit.live.redis_machines import PROJECT, Machine, machine
 from tests.unit.live.test_live_answers import answer
@@ -239,14 +238,13 @@ def test_inspect_prints_the_key_as_redis_cli_takes_it(repository, redis):
     stage = repository / OBSERVE / "1" / "stage.json"
     stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": PROJECT}))
     key = spoil(redis, "no hash")
-    arguments = ["inspect", "--repo", str(repository)]
     with machine(find_live_folder(repository), redis.address) as host:
         host.writer.append(purchase(GOOD, 1))
         host.share_all()
-        assert "Redis" not in CliRunner().invoke(app, arguments).output
+        assert "Redis" not in call("inspect", "--repo", repository)
         host.writer.append(purchase(BAD, 1))
         host.share_all()
-    lines = CliRunner().invoke(app, arguments, catch_exceptions=False).output.splitlines()
+    lines = call("inspect", "--repo", repository).splitlines()
     place, _, quoted = lines[-1].partition(": ")
     assert place == f"user_id {BAD}, events after sequence 1"
     subprocess.run(["redis-cli", "-p", str(redis.port)], input=f"DEL {quoted}\n", text=True, check=True, capture_output=True)
@@ -302,7 +300,7 @@ def test_maintenance_runs_while_a_key_stays_unreadable(repository, redis):
         def maintain() -> None:
             with lock(host.writer.store.folder) as is_free:
                 assert is_free
-            rounds.append(CliRunner().invoke(app, ["maintain", "--repo", str(repository)], catch_exceptions=False).output)
+            rounds.append(call("maintain", "--repo", repository))
 
         with called_on_return(maintain, RedisState.read):
             host.sharer.share_deferred()
@@ -319,13 +317,13 @@ def test_maintenance_waits_while_events_of_a_key_that_can_be_read_again_are_appl
         rounds = []
 
         def maintain() -> None:
-            rounds.append(pool.submit(CliRunner().invoke, app, ["maintain", "--repo", str(repository)]))
+            rounds.append(pool.submit(call, "maintain", "--repo", repository))
             with pytest.raises(TimeoutError):
                 rounds[0].result(timeout=0.3)
 
         with called_on_return(maintain, RedisState.change):
             host.sharer.share_deferred()
-        assert "segments removed" in rounds[0].result().output
+        assert "segments removed" in rounds[0].result()
         assert count_events(state, BAD) == 1
 
 

@@ -6,9 +6,7 @@ import json
 from contextlib import closing
 
 import pytest
-from typer.testing import CliRunner
 
-from live.__main__ import app
 from live.ids import find_item_id, find_user_id
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.ids import stable_id
@@ -18,6 +16,7 @@ from serving.live.layout import Layout
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, START_MS, change, purchase
+from tests.unit.live.commands import call
 
 NAMES = {"anna": 17, "bert": 4, "12": 99}
 
@@ -98,6 +97,6 @@ def test_a_users_history_names_items_as_the_shop_writes_them(publish):
         writer.append(change(ITEM_CHANGED, lamp, item_id="lamp"))
         for item in (5, lamp, unnamed):
             writer.append(purchase(NAMES["anna"], item))
-    shown = CliRunner().invoke(app, ["inspect", "--user", "anna", "--repo", str(repo)]).output
+    shown = call("inspect", "--user", "anna", "--repo", repo)
     assert "User anna: 3 events" in shown
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("│")] == ["3", "lamp", "sofa"]
