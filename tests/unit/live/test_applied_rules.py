@@ -35,8 +35,8 @@ from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
 from serving.stages.rules.config import ITEM_RULES, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.present import present
+from tests.unit.live.answers import answer, upserted
 from tests.unit.live.shops import repository_with_kinds
-from tests.unit.live.test_live_answers import answer, upserted
 
 USERS = list(range(1, 31))
 

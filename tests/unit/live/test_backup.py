@@ -33,9 +33,9 @@ from serving.stages.live.models import Observe
 from serving.stages.rules.applied import CURRENT_FILE
 from serving.stages.rules.applied import FOLDER as RULES
 from tests.processes import PROCESSES
+from tests.unit.live.answers import event_inputs
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.commands import call_in_one_line
-from tests.unit.live.test_live_answers import event_inputs
 from tests.unit.live.twin import StateTwin, differences
 from tests.unit.live.writing import hold_open, read_last_sequence
 from tests.waiting import until

@@ -17,8 +17,8 @@ from serving.stages.features.encode import FIRST_ROW, CategoryColumn, Plan, Stri
 from serving.stages.live.item_features import encode_value
 from serving.stages.live.models import Observe
 from serving.stages.live.users import write_profile
+from tests.unit.live.answers import answer, upserted
 from tests.unit.live.shops import KINDS
-from tests.unit.live.test_live_answers import answer, upserted
 from training.dataset.description import Description
 
 

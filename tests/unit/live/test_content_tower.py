@@ -10,7 +10,7 @@ from serving.contract.artifacts import find_stage_folder
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.live.content_tower import ContentTower
 from tests.present import present
-from tests.unit.live.test_live_answers import answer, upserted
+from tests.unit.live.answers import answer, upserted
 from training.retrieval.content_tower import RIDGE, fit_content_tower, fit_ridge
 
 PLACES = ("kitchen", "garden", "bedroom", "cellar", "hall")

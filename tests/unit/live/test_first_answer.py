@@ -14,8 +14,8 @@ from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.search.search import Neighbours, Search
+from tests.unit.live.answers import answer, event_inputs, last_event_ms, upserted
 from tests.unit.live.batches import change
-from tests.unit.live.test_live_answers import answer, event_inputs, last_event_ms, upserted
 
 
 def test_a_session_with_a_new_item_gets_the_same_candidates_at_once_and_later(pipeline, upsert):

@@ -14,9 +14,9 @@ from serving.contract.errors import ConfigError
 from serving.live.events import ITEM_CHANGED, USER_CHANGED
 from serving.live.reader import Reader
 from serving.pipeline import Pipeline
+from tests.unit.live.answers import answer, upserted
 from tests.unit.live.batches import START_MS, change, purchase
 from tests.unit.live.commands import call, call_in_one_line
-from tests.unit.live.test_live_answers import answer, upserted
 
 DAY_MS = 86_400_000
 

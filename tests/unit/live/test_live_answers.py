@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from perf.live.reads import make_empty_state
-from serving.contract.artifacts import find_stage_folder
-from serving.contract.tensors import NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, make_live_specs
+from serving.contract.tensors import NO_SEQUENCE, OBSERVE, PAD_ID, Degraded
 from serving.live.admission import EventAdmission
 from serving.live.events import EventBatch, EventKinds
 from serving.live.layout import Layout
@@ -24,39 +21,15 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import UserState
 from serving.stages.features.user_store import UserStore
 from serving.stages.live.content import compute_tokens
-from serving.stages.live.models import Observe, Upsert
+from serving.stages.live.models import Observe
 from serving.stages.live.users import LiveUsers
+from tests.unit.live.answers import answer, event_inputs, last_event_ms, upserted
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.small_shops import shop
 from training.features.build import make_event_log
 from training.features.items import Codes
 from training.features.schema import FeatureSettings
 from training.features.store import write_store
-
-
-def event_inputs(**columns) -> dict[str, np.ndarray]:
-    count = len(columns["user_id"])
-    return {
-        tensor.name: np.array(columns.get(tensor.name, [tensor.fill] * count), tensor.numpy_dtype).reshape(-1, 1)
-        for tensor in make_live_specs()[OBSERVE].inputs
-    }
-
-
-def upserted(stage: Upsert, item: int, **columns) -> int:
-    """Send a change and return its sequence."""
-    texts = {"kind": b"item", "columns": json.dumps(columns).encode()}
-    inputs = {name: np.array([[value]], object) for name, value in texts.items()} | {"id": np.array([[item]])}
-    assert stage.find_faults(inputs) == {}
-    return int(stage(inputs)["sequence"][0, 0])
-
-
-def answer(pipeline: Pipeline, users: list[int], **inputs: list | np.ndarray) -> dict[str, np.ndarray]:
-    tensors = {name: np.array(values, np.int64).reshape(len(users), -1) for name, values in inputs.items()}
-    return pipeline({"user_id": np.array(users, np.int64).reshape(-1, 1), **tensors})
-
-
-def last_event_ms(repository: Path) -> int:
-    return UserStore(find_stage_folder(repository, "preprocess", 1) / "store").as_of_s * 1000
 
 
 def test_without_a_store_answers_are_those_of_the_generation(repository, reader):

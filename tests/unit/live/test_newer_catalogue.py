@@ -26,8 +26,8 @@ from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.content import Content
 from tests.present import present
+from tests.unit.live.answers import answer, upserted
 from tests.unit.live.batches import START_MS, change
-from tests.unit.live.test_live_answers import answer, upserted
 from training.dataset import Dataset, load_dataset
 
 DAY_MS = 86_400_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from contextlib import closing
@@ -23,6 +22,7 @@ from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
+from tests.unit.live.answers import change_stage
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.commands import call, call_in_one_line
 from tests.unit.live.conftest import Clock
@@ -296,10 +296,7 @@ def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, 
 
 def test_commands_write_with_the_settings_of_the_export(repository, observe):
     """Otherwise a round of maintenance forgets event ids that the export promised to recognise."""
-    path = repository / OBSERVE / "1" / "stage.json"
-    stage = json.loads(path.read_text())
-    stage["settings"] |= {"key_days": 30.0, "lateness_s": 3_600.0}
-    path.write_text(json.dumps(stage))
+    change_stage(repository, OBSERVE, {"key_days": 30.0, "lateness_s": 3_600.0})
     with closing(open_writer(find_live_folder(repository), repository)) as writer:
         assert (writer.settings.key_days, writer.settings.lateness_s) == (30.0, 3_600.0)
 
@@ -307,10 +304,8 @@ def test_commands_write_with_the_settings_of_the_export(repository, observe):
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_compaction_by_hand_keeps_what_the_generation_does_not_know_and_warns_where_it_must_not(repository, is_known):
     """A stage that starts counts live events from the store alone."""
-    now_ms, path = time.time_ns() // 1_000_000, repository / "retrieve" / "1" / "stage.json"
-    stage = json.loads(path.read_text())
-    stage["settings"]["as_of_s"] = (now_ms - (2 if is_known else 20) * DAY_MS) // 1_000
-    path.write_text(json.dumps(stage))
+    now_ms = time.time_ns() // 1_000_000
+    change_stage(repository, "retrieve", {"as_of_s": (now_ms - (2 if is_known else 20) * DAY_MS) // 1_000})
     observe_at(repository, {"user_id": [1, 2], "item_id": [1, 1]}, now_ms - 10 * DAY_MS)
     repo = ("--repo", repository)
     assert f"{2 if is_known else 0} events moved" in call("compact", *repo)

@@ -23,7 +23,7 @@ from serving.stages.live.pair_counts import KEPT_COMPANIONS, MOST_CANDIDATES, OW
 from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.visits import VISIT_S
 from serving.stages.search.search import Blocked
-from tests.unit.live.test_live_answers import event_inputs, last_event_ms
+from tests.unit.live.answers import event_inputs, last_event_ms
 from training.models.rankers.live_pairs import find_pairs, put_live_pairs
 
 N_ITEMS, START_S, LONGEST = 30, 1_600_000_000, 64

@@ -12,7 +12,7 @@ from repository.applied_rules import apply_rules
 from serving.contract.tensors import Axes
 from serving.pipeline import Pipeline
 from serving.stages.rules.propensities import UNKNOWN
-from tests.unit.live.test_live_answers import answer, upserted
+from tests.unit.live.answers import answer, upserted
 
 USERS, BATCH = 1_500, 500  # frequencies are compared over all users; what holds for every list is seen in one batch
 LENGTH, PLACE, SHARE = Axes().items_returned, 9, 0.4

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -25,11 +23,11 @@ from serving.live.store import find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from tests.interrupting import called_on_return
+from tests.unit.live.answers import answer, change_stage
 from tests.unit.live.batches import purchase
 from tests.unit.live.commands import call
 from tests.unit.live.consuming import consumer_of, make_message
-from tests.unit.live.redis_machines import PROJECT, Machine, machine
-from tests.unit.live.test_live_answers import answer
+from tests.unit.live.redis_machines import PROJECT, Machine, count_events, machine, sharing
 from tests.unit.tables.redis_server import RedisServer
 from tests.waiting import until
 
@@ -60,10 +58,6 @@ def how(request) -> str:
 def host(tmp_path, redis) -> Iterator[Machine]:
     with machine(tmp_path / "a", redis.address) as host:
         yield host
-
-
-def count_events(state: RedisState, entity_id: int, view: View = USERS_VIEW) -> int | None:
-    return state.read(view, np.array([entity_id]))[0].values.get("event_count")
 
 
 def read_deferred_count(host: Machine) -> float | None:
@@ -212,10 +206,8 @@ def test_a_bad_key_is_counted_and_logged_once_without_an_id(host, redis, state, 
     def read_log() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == "live.sharing"]
 
-    key, stop = spoil(redis, "no hash"), threading.Event()
-    with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
-        ending.callback(stop.set)  # also where the test fails: the pool waits for the sharer
-        running = pool.submit(host.sharer.run, stop)
+    key = spoil(redis, "no hash")
+    with sharing(host):
         for user in (BAD, BAD, GOOD, BAD):
             host.writer.append(purchase(user, 1))
         until(lambda: read_deferred_count(host) == 1)
@@ -225,8 +217,6 @@ def test_a_bad_key_is_counted_and_logged_once_without_an_id(host, redis, state, 
         redis.client.delete(key)
         until(lambda: read_deferred_count(host) == 0)
         assert count_events(state, BAD) == 3
-        stop.set()
-        running.result()
     (warning,) = [line for line in read_log() if "cannot be read" in line]
     assert "is no hash. Its events wait; all others are shared. `python -m live inspect` lists such keys." in warning
     assert "remove it" in warning
@@ -235,8 +225,7 @@ def test_a_bad_key_is_counted_and_logged_once_without_an_id(host, redis, state, 
 
 
 def test_inspect_prints_the_key_as_redis_cli_takes_it(repository, redis):
-    stage = repository / OBSERVE / "1" / "stage.json"
-    stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": PROJECT}))
+    change_stage(repository, OBSERVE, live_redis=redis.address, live_project=PROJECT)
     key = spoil(redis, "no hash")
     with machine(find_live_folder(repository), redis.address) as host:
         host.writer.append(purchase(GOOD, 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -18,7 +16,7 @@ from serving.live.shared.feast_layout import make_entity_key
 from serving.live.shared.feast_views import USERS_VIEW
 from serving.live.shared.redis_state import TIMEOUT_S, RedisState
 from tests.unit.live.batches import purchase
-from tests.unit.live.redis_machines import PROJECT, machine
+from tests.unit.live.redis_machines import PROJECT, count_events, machine, sharing
 from tests.waiting import until
 
 
@@ -43,7 +41,7 @@ def test_an_erased_user_is_gone_from_redis_too_and_does_not_come_back(tmp_path, 
         assert len(redis.client.keys(b"*user_id*")) == 1
         redis.client.flushall()
         host.share_all()
-        assert [entity.values.get("event_count") for entity in state.read(USERS_VIEW, np.array([1, 2]))] == [None, 5]
+        assert [count_events(state, user) for user in (1, 2)] == [None, 5]
 
 
 def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, state, redis):
@@ -56,9 +54,6 @@ def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, 
 
 
 def test_a_restored_store_shares_each_event_once_under_its_new_name(tmp_path, state, redis):
-    def count_events(user: int) -> int | None:
-        return state.read(USERS_VIEW, np.array([user]))[0].values.get("event_count")
-
     with machine(tmp_path / "a", redis.address) as host:
         for item in range(3):
             host.writer.append(purchase(1, item))
@@ -75,12 +70,12 @@ def test_a_restored_store_shares_each_event_once_under_its_new_name(tmp_path, st
         host.writer.append(purchase(1, 6))
         host.writer.append(purchase(2, 7))
         host.share_all()
-        assert (count_events(1), count_events(2)) == (3 + 1 + 1, 2)
+        assert [count_events(state, user) for user in (1, 2)] == [3 + 1 + 1, 2]
         host.sharer.share(0)  # the part under the former name
-        assert count_events(1) == 3 + 1 + 1
+        assert count_events(state, 1) == 3 + 1 + 1
         redis.client.flushall()
         host.share_all()
-        assert (count_events(1), count_events(2)) == (3 + 1, 1)
+        assert [count_events(state, user) for user in (1, 2)] == [3 + 1, 1]
 
 
 def test_a_restored_store_with_nothing_new_says_that_redis_has_all_of_it(tmp_path, state, redis):
@@ -89,10 +84,7 @@ def test_a_restored_store_with_nothing_new_says_that_redis_has_all_of_it(tmp_pat
         host.share_all()
     back_up(tmp_path / "a", tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "b")
-    with machine(tmp_path / "b", redis.address) as host, ThreadPoolExecutor(1) as pool, ExitStack() as ending:
-        stop = threading.Event()
-        ending.callback(stop.set)  # also where the test fails: the pool waits for the sharer
-        pool.submit(host.sharer.run, stop)
+    with machine(tmp_path / "b", redis.address) as host, sharing(host):
         until(lambda: host.sharer.machine in state.read_positions())
         assert not any(erase_user(host.writer, 1, state).left.values())
 
@@ -104,32 +96,31 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
     redis.freeze()
     with machine(tmp_path / "a", redis.address, TIMEOUT_S) as host:
         host.writer.append(purchase(1, 7))
-        stop = threading.Event()
-        with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
-            ending.callback(stop.set)  # also where the test fails: the pool waits for the sharer
-            running = pool.submit(host.sharer.run, stop)
-            until(lambda: host.writer.store.read_counters().get("redis_down") == 1)
+
+        def has_counted(name: str, value: int) -> bool:
+            return host.writer.store.read_counters().get(name) == value
+
+        with sharing(host):
+            until(lambda: has_counted("redis_down", 1))
             with pytest.raises(DependencyError, match="did not answer"):
                 host.sharer.read_shared_sequence()
             redis.thaw()
-            until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
+            until(lambda: has_counted("redis_down", 0))
             host.writer.append(purchase(1, 8))
             until(lambda: state.read_positions()[host.sharer.machine].shared_sequence == 2)
-            until(lambda: host.writer.store.read_counters().get("redis_lag") == 0)
+            until(lambda: has_counted("redis_lag", 0))
             caplog.clear()
             redis.freeze()
             for item in (9, 10):
                 host.writer.append(purchase(2, item))
-            until(lambda: host.writer.store.read_counters().get("redis_lag") == 2)
+            until(lambda: has_counted("redis_lag", 2))
             seen_ms = host.writer.store.read_counters()["redis_seen_ms"]
             until(lambda: host.writer.store.read_counters()["redis_seen_ms"] > seen_ms)
             redis.thaw()
-            until(lambda: host.writer.store.read_counters().get("redis_lag") == 0)
+            until(lambda: has_counted("redis_lag", 0))
             told = [record.getMessage() for record in caplog.records if record.name == "live.sharing"]
             assert told
             assert len(told) == len(set(told))  # however long the outage takes
-            stop.set()
-            running.result()
     (entity,) = state.read(USERS_VIEW, np.array([1]))
     assert entity.values["seen_ids"] == [7, 8]
 
@@ -154,7 +145,7 @@ def test_a_full_redis_is_named_and_still_read(tmp_path, state, redis):
         assert host.sharer.read_shared_sequence() == 1
         redis.client.config_set("maxmemory", 0)
         host.share_all()
-    assert state.read(USERS_VIEW, np.array([1]))[0].values["event_count"] == 2
+    assert count_events(state, 1) == 2
 
 
 def test_a_refused_password_is_told_from_an_outage(redis, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,41 +21,27 @@ from serving.live.sequences import hash_machine, mark_sequences, unpack_sequence
 from serving.live.shared.feast_layout import make_entity_key
 from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.shared.redis_reader import RedisReader
-from serving.live.shared.redis_state import PATIENT_S, RedisState
+from serving.live.shared.redis_state import RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.interrupting import called_on_return
-from tests.unit.live.batches import KINDS, START_MS, events, purchase
-from tests.unit.live.conftest import Clock
+from tests.unit.live.answers import answer, change_stage, event_inputs, upserted
+from tests.unit.live.batches import START_MS, events, purchase
 from tests.unit.live.consuming import consumer_of, make_message
 from tests.unit.live.learned import Generation
 from tests.unit.live.redis_machines import IDLE_DAYS, PROJECT, SESSION_HOURS, Machine, machine
-from tests.unit.live.test_live_answers import answer, event_inputs, upserted
-from tests.unit.live.twin import StateTwin
+from tests.unit.live.twin import StateTwin, list_user_differences
 from tests.unit.tables.redis_server import RedisCluster
 
 
 def differing(reader: RedisReader, batch: EventBatch) -> list[str]:
     """Return where the shared state is not what the twin says of these events."""
-    twin, layout = StateTwin(), Layout()
+    twin = StateTwin()
     twin.apply(batch)
-    users = np.array(sorted(twin.users))
     with reader.users.snapshot() as snapshot:
-        rows, records = snapshot.read_users(users)
-        pairs = snapshot.read_seen(users)
-    names = layout.user.names
-    assert names is not None
-    faults = [] if rows == list(range(len(users))) else ["users are missing"]
-    for user, record in zip(users.tolist(), records, strict=True):
-        expected = twin.user_record(user, layout)
-        for name in names:
-            if name != "received_ms" and not np.allclose(record[name], expected[name], equal_nan=True):
-                faults.append(f"user {user} {name}: {record[name]}, expected {expected[name]}")
-        if set(pairs["item_id"][pairs["user_id"] == user].tolist()) != twin.users[user].seen:
-            faults.append(f"user {user}: seen items differ")
-    return faults
+        return list_user_differences(twin, snapshot, Layout())
 
 
 def item_counts(state: RedisState, n_items: int) -> list[int]:
@@ -140,8 +125,7 @@ def test_a_sequence_is_waited_for_in_the_log_of_the_machine_that_gave_it(tmp_pat
 
 def test_models_that_share_users_mark_their_sequences(repository, redis):
     for name in (OBSERVE, UPSERT):
-        stage = repository / name / "1" / "stage.json"
-        stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": PROJECT}))
+        change_stage(repository, name, live_redis=redis.address, live_project=PROJECT)
     with (
         closing(Observe.load(repository / OBSERVE / "1")) as observe,
         closing(Upsert.load(repository / UPSERT / "1")) as upsert,
@@ -244,10 +228,9 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         assert (degraded["item_ids"][:, 0] >= 0).all()
 
 
-def test_a_new_event_is_added_to_what_a_later_generation_learned(tmp_path, state, redis):
+def test_a_new_event_is_added_to_what_a_later_generation_learned(tmp_path, state, redis, clock):
     start_s, day_ms = START_MS // 1_000, 86_400_000
     learned = Generation([(99, start_s + 5), (2, start_s + 1), (1, start_s)])
-    clock = Clock()
 
     def read(user: int) -> tuple[object, ...]:
         """Return the number of events, the history and the seen items."""
@@ -258,35 +241,29 @@ def test_a_new_event_is_added_to_what_a_later_generation_learned(tmp_path, state
         for user in users:
             writer.append(purchase(user, item, 1_000 * (start_s + second)))
 
-    def share(writer: Writer) -> None:
-        with closing(RedisState(redis.address, PROJECT, PATIENT_S)) as own:
-            sharer = Sharer(writer, own, IDLE_DAYS, SESSION_HOURS)
-            after = sharer.read_shared_sequence()
-            while after < writer.store.read_progress().last_sequence:
-                after = sharer.share(after)
-
-    with closing(Writer(tmp_path / "a", Layout(), KINDS.names, now_ms=clock)) as writer:
+    with machine(tmp_path / "a", redis.address, now_ms=clock) as host:
+        writer = host.writer
         buy(writer, 1, 0, 7, 8, 9)
         buy(writer, 2, 1, 7, 8, 9)
         erase_user(writer, 9)
-        share(writer)
+        host.share_all()
         writer.seeds = learned
         buy(writer, 3, 20, 7)  # the visit goes on
-        share(writer)
+        host.share_all()
         assert read(7) == (3, [3, 2, 1], [1, 2, 3])
         clock.ms += day_ms
         buy(writer, 4, 3, 8)  # earlier than what the generation knows, which may have learned it
-        share(writer)
+        host.share_all()
         assert read(8) == (3, [4, 2, 1], [1, 2, 4])
         clock.ms += day_ms
         writer.seeds = Generation([(99, start_s + 5), (4, start_s + 3), (2, start_s + 1), (1, start_s)])
         buy(writer, 5, 30, 8, 9)
-        share(writer)
+        host.share_all()
         expected = (5, [5, 99, 4, 2, 1], [1, 2, 4, 5])
         assert read(8) == expected
         assert read(9) == (1, [5], [5])  # who was erased begins from nothing
         redis.client.flushall()
-        share(writer)  # the whole log again
+        host.share_all()  # the whole log again
         assert read(8) == expected
 
 

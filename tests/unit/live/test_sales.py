@@ -23,7 +23,7 @@ from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import BLOCKS_AT_ONCE, LiveItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.stages.live.sales import LiveSales
-from tests.unit.live.test_live_answers import event_inputs, last_event_ms
+from tests.unit.live.answers import event_inputs, last_event_ms
 from training.models.rankers.item_statistics import Sales, StatisticsSettings, fit_statistics
 
 HOUR_S, START_S, N_ITEMS = 3_600, 1_600_000_000, 30

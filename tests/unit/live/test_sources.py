@@ -7,7 +7,7 @@ import numpy as np
 from gateway.answers.explain import build_inputs, find_sources
 from live.exposures import SOURCE_NAMES
 from serving.pipeline import Pipeline
-from tests.unit.live.test_live_answers import event_inputs, last_event_ms, upserted
+from tests.unit.live.answers import event_inputs, last_event_ms, upserted
 from triton_recommender import Query
 
 LIVE_PAIRS, LIVE_SALES, NEW_ITEMS = "live_pairs", "live_sales", "new_items"

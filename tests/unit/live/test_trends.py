@@ -30,7 +30,7 @@ from serving.stages.live.sales import LiveSales
 from serving.stages.live.trends import FOLDER, TRENDS_FILE, ItemTrends
 from serving.stages.rank import Rank
 from tests.present import present
-from tests.unit.live.test_live_answers import event_inputs, last_event_ms
+from tests.unit.live.answers import event_inputs, last_event_ms
 from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, change_item, load_toy, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all

@@ -85,6 +85,10 @@ def newest_first(events: list[tuple], most: int) -> list[tuple]:
 
 def differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
     """Return one sentence per difference between a store's records and the twin."""
+    return list_user_differences(twin, snapshot, layout) + list_item_differences(twin, snapshot)
+
+
+def list_user_differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
     faults: list[str] = []
     user_ids = np.array(sorted(twin.users), np.int64)
     rows, records = snapshot.read_users(user_ids)
@@ -104,6 +108,11 @@ def differences(twin: StateTwin, snapshot, layout: Layout) -> list[str]:
     for user in user_ids.tolist():
         if set(pairs["item_id"][pairs["user_id"] == user].tolist()) != twin.users[user].seen:
             faults.append(f"user {user}: seen items differ")
+    return faults
+
+
+def list_item_differences(twin: StateTwin, snapshot) -> list[str]:
+    faults: list[str] = []
     item_ids, records = snapshot.read_all_items()
     if set(item_ids.tolist()) != set(twin.items):
         faults.append("other items have records")
