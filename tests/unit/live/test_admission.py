@@ -35,6 +35,11 @@ def changed(kind: bytes, changed_id: int, columns: object) -> dict[str, np.ndarr
     return values
 
 
+def join(*rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return one batch of several requests."""
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
 def test_an_event_with_nothing_but_user_and_item_is_a_purchase_of_now():
     inputs = observed(user_id=[7], item_id=[9])
     assert ADMISSION.find_faults(inputs, START_MS) == {}
@@ -117,33 +122,14 @@ def test_changes_become_events_of_their_kind():
 
 
 @pytest.mark.parametrize(
-    "columns",
-    [
-        {"price": 1},
-        {"price": None},
-        {"price": 0.0, "title": "\U0001f600"},
-        {"tags": ["a", "b"]},
-        {"tags": []},
-        {"available": False},
-    ],
+    "columns", [{"price": 1}, {"price": None}, {"price": 0.0, "title": "\U0001f600"}, {"tags": ["a", "b"]}, {"tags": []}]
 )
 def test_sound_changes_are_taken(columns):
     assert CHANGES.find_faults(changed(b"item", 7, columns)) == {}
 
 
 @pytest.mark.parametrize(
-    ("sent", "logged"),
-    [
-        (True, True),
-        (1, True),
-        (1.0, True),
-        ("1", True),
-        ("True", True),
-        (False, False),
-        (0, False),
-        ("false", False),
-        (None, None),
-    ],
+    ("sent", "logged"), [(True, True), (1.0, True), ("1", True), ("True", True), (0, False), ("false", False), (None, None)]
 )
 def test_an_availability_is_taken_as_in_an_item_file_and_logged_as_a_boolean(sent, logged):
     inputs = changed(b"item", 7, {"available": sent, "price": 2})
@@ -192,8 +178,8 @@ def test_a_negative_price_is_refused_alone_by_either_of_its_names():
     kinds = {"price": "number", "unit_price": "number", "discount": "number"}
     admission = ChangeAdmission({"item": kinds, "user": kinds}, {"price": "unit_price"})
     changes = [{"price": 2}, {"price": -1}, {"unit_price": -0.01}, {"unit_price": None, "discount": -3}]
-    rows = [changed(b"item", 7, columns) for columns in changes] + [changed(b"user", 7, {"price": -1})]
-    faults = admission.find_faults({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+    rows = [changed(b"item", 7, columns) for columns in changes]
+    faults = admission.find_faults(join(*rows, changed(b"user", 7, {"price": -1})))
     assert faults == {
         1: "price is -1; expected a price of 0 or more, or null for a missing one",
         2: "unit_price is -0.01; expected a price of 0 or more, or null for a missing one",
@@ -219,8 +205,7 @@ def test_a_change_is_judged_as_it_is_kept():
         {"available": " ", "title": " A", "label": "A"},
         {"available": True, "in_stock": "true", "title": "", "label": None},
     ]
-    rows = [changed(b"item", stable_id("cup"), columns) for columns in changes]
-    batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    batch = join(*(changed(b"item", stable_id("cup"), columns) for columns in changes))
     assert admission.find_faults(batch) == {}
     kept = [json.loads(columns) for columns in admission.make_events(batch, START_MS).columns]
     assert [columns.get("item_id") for columns in kept] == ["cup", None, None, None]
@@ -241,8 +226,7 @@ def test_a_column_with_two_values_by_role_and_by_name_is_refused():
     admission = ChangeAdmission({"item": kinds, "user": kinds}, {"price": "unit_price"})
     both = {"price": 2, "unit_price": 3}
     changes = [(b"item", both), (b"item", {"price": 2, "unit_price": 2}), (b"user", both), (b"item", {"unit_price": 3})]
-    rows = [changed(kind, 7, columns) for kind, columns in changes]
-    faults = admission.find_faults({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+    faults = admission.find_faults(join(*(changed(kind, 7, columns) for kind, columns in changes)))
     assert faults == {0: "unit_price is 3 and price 2, which are one column; expected one"}
 
 

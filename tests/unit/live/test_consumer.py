@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from experiments.fault_backends import Broker
 from live.archive import read_log
@@ -31,11 +31,6 @@ from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
 
 PARTITIONS = 4  # of the mock's topics
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "shop.live"
 
 
 @pytest.fixture
@@ -64,13 +59,18 @@ def counters(folder: Path) -> dict[str, float]:
         return store.read_counters()
 
 
+def encode(offset: int, **fields: object) -> Message:
+    """Return the message of an event, or of a change."""
+    return make_message(json.dumps(fields).encode(), offset)
+
+
 def test_messages_become_events_and_changes_in_their_order(consumer, folder):
     fields = {"event": "view", "timestamp_ms": START_MS + 5, "value": 2.5, "event_id": "o-1", "request_id": "r"}
     fields |= {"device": "phone", "floor": 3, "price": None}
     consumer.append_messages(
         [
-            make_message(json.dumps({"user_id": 1, "item_id": 2}).encode(), 0),
-            make_message(json.dumps({"kind": "item", "id": 7, "columns": {"price": 9.5}}).encode(), 1),
+            encode(0, user_id=1, item_id=2),
+            encode(1, kind="item", id=7, columns={"price": 9.5}),
             make_message(json.dumps({"user_id": -3, "item_id": 4} | fields).encode(), 2),
         ]
     )
@@ -89,7 +89,7 @@ def test_messages_become_events_and_changes_in_their_order(consumer, folder):
 
 
 def test_an_event_whose_timestamp_is_null_has_the_time_of_its_message(consumer, folder):
-    consumer.append_messages([make_message(b'{"user_id": 1, "item_id": 2, "timestamp_ms": null}', 0)])
+    consumer.append_messages([encode(0, user_id=1, item_id=2, timestamp_ms=None)])
     assert whole_log(folder).headers["time_ms"].tolist() == [START_MS]
 
 
@@ -133,17 +133,16 @@ def test_what_is_no_event_is_counted_and_logged_and_the_rest_goes_on(consumer, f
 
 
 def test_an_event_id_of_another_event_is_refused_alone(consumer, folder, caplog):
-    lines = [{"user_id": 1, "item_id": item, "event_id": "order-1"} for item in (2, 3, 2)]
-    consumer.append_messages([make_message(json.dumps(line).encode(), offset) for offset, line in enumerate(lines)])
-    consumer.append_messages([make_message(json.dumps(lines[1]).encode(), 3), make_message(b'{"user_id": 1, "item_id": 4}', 4)])
+    consumer.append_messages([encode(at, user_id=1, item_id=item, event_id="order-1") for at, item in enumerate((2, 3, 2))])
+    consumer.append_messages([encode(3, user_id=1, item_id=3, event_id="order-1"), encode(4, user_id=1, item_id=4)])
     assert whole_log(folder).headers["item_id"].tolist() == [2, 4]
     assert "offset 1 refused: event_id was used" in caplog.text
     assert counters(folder) == {"kafka_messages": 5, "kafka_refused": 2}
 
 
 def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_again(folder):
-    first = [make_message(json.dumps({"user_id": 1, "item_id": number}).encode(), number) for number in range(5)]
-    again = [*first[3:], make_message(b'{"user_id": 1, "item_id": 5}', 5), make_message(b"no event", 2, partition=1)]
+    first = [encode(number, user_id=1, item_id=number) for number in range(5)]
+    again = [*first[3:], encode(5, user_id=1, item_id=5), make_message(b"no event", 2, partition=1)]
     with closing(Writer(folder, Layout(), KINDS.names)) as writer:
         consumer_of(writer).append_messages(first)
         consumer_of(writer).append_messages(again)  # another process, which started too early
@@ -151,7 +150,7 @@ def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_agai
         consumer.append_messages(again)
         assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5]
         assert writer.store.read_counters() == {"kafka_messages": 7, "kafka_refused": 1}
-        consumer.append_messages([make_message(b'{"user_id": 1, "item_id": 100}', 0)])
+        consumer.append_messages([encode(0, user_id=1, item_id=100)])
         assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5, 100]
 
 
@@ -216,11 +215,15 @@ def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, b
         assert counters(folder)["kafka_messages"] == n_sent
 
 
-def test_without_a_broker_other_events_go_on_and_it_is_said(folder, monkeypatch):
+def test_without_a_broker_other_events_go_on_and_it_is_logged_once(folder, monkeypatch, caplog):
     monkeypatch.setattr("live.consumer.FIRST_EVERY_S", 0.05)
     with consuming(folder, "127.0.0.1:1"), closing(Writer(folder, Layout(), KINDS.names)) as writer:
         until(lambda: counters(folder).get("kafka_broker_down") == 1)
         assert writer.append(purchase(1, 2)).tolist() == [1]
+        seen_ms = counters(folder)["kafka_seen_ms"]
+        until(lambda: counters(folder)["kafka_seen_ms"] > seen_ms)
+    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert told.startswith("Kafka at 127.0.0.1:1 did not answer (")
 
 
 def test_a_missing_topic_is_said_once_and_read_as_soon_as_it_exists(folder, broker, monkeypatch, caplog):
@@ -236,13 +239,3 @@ def test_a_missing_topic_is_said_once_and_read_as_soon_as_it_exists(folder, brok
         until(lambda: read_last_sequence(folder) == 3)
         assert counters(folder)["kafka_topic_missing"] == 0
         assert "reads topic events of" in caplog.text
-
-
-def test_an_outage_of_the_broker_is_logged_once(folder, monkeypatch, caplog):
-    monkeypatch.setattr("live.consumer.FIRST_EVERY_S", 0.05)
-    with consuming(folder, "127.0.0.1:1"):
-        until(lambda: counters(folder).get("kafka_broker_down") == 1)
-        seen_ms = counters(folder)["kafka_seen_ms"]
-        until(lambda: counters(folder)["kafka_seen_ms"] > seen_ms)
-    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert told.startswith("Kafka at 127.0.0.1:1 did not answer (")

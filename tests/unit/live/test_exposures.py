@@ -10,6 +10,7 @@ from live import exposures
 from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, list_exposure_files, read_exposures
 from serving.contract.errors import ArtifactError
 from tests.interrupting import called_on_return
+from tests.waiting import until
 
 NOW_MS = 10_000
 ANSWER = Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], ["ranker"])
@@ -19,12 +20,16 @@ def answers(count):
     return [replace(ANSWER, request_id=f"r{number}", user_id=number % 5) for number in range(count)]
 
 
-def write(folder, rows, share=1.0, now=1_000.0, keep_days=1.0, keep_bytes=1 << 30):
-    log = ExposureLog(folder, share, keep_days, keep_bytes, lambda: now)
+def open_log(folder, now=1_000.0, share=1.0, keep_bytes=1 << 30):
+    """Open a log that keeps answers for a day. now: the time of its clock, in seconds"""
+    return ExposureLog(folder, share, 1.0, keep_bytes, lambda: now)
+
+
+def write(folder, rows, **settings):
+    log = open_log(folder, **settings)
     for row in rows:
         log.add(row)
     log.close()
-    return log
 
 
 def test_answers_come_back_as_they_were_written(tmp_path):
@@ -81,7 +86,7 @@ def test_old_files_and_files_beyond_the_size_go(tmp_path):
 def test_a_log_stays_within_its_bytes_while_it_runs(tmp_path):
     write(tmp_path, answers(100))
     most = 4 * list_exposure_files(tmp_path / "exposures")[0].stat().st_size
-    log = ExposureLog(tmp_path, 1.0, 1.0, most, lambda: 1_000.0)
+    log = open_log(tmp_path, keep_bytes=most)
     for _ in range(8):
         for row in answers(100):
             log.add(row)
@@ -140,14 +145,10 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path, damage):
 
 def test_what_cannot_be_written_waits(tmp_path):
     (tmp_path / "exposures").write_text("a file where the folder should be")
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000.0)
+    log = open_log(tmp_path)
     log.add(ANSWER)
-    try:
+    with pytest.raises(OSError, match="File exists"):
         log.flush()
-        failed = False
-    except OSError:
-        failed = True
-    assert failed
     (tmp_path / "exposures").unlink()
     log.close()
     assert len(read_exposures(tmp_path)) == 1
@@ -164,7 +165,7 @@ def test_an_erased_users_answers_become_nobodys(tmp_path):
 
 
 def test_an_erased_users_answers_that_were_not_written_yet_become_nobodys(tmp_path):
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 2_000.0)
+    log = open_log(tmp_path, now=2_000.0)
     for time_ms, user_id in ((1_000, 3), (1_001, 4), (5_000, 3)):
         log.add(replace(ANSWER, request_id=f"r{time_ms}", time_ms=time_ms, user_id=user_id))
     assert erase_exposures(tmp_path, 3, erased_ms=2_000) == 0
@@ -184,20 +185,13 @@ def test_a_damaged_record_of_removals_stops_only_the_retention(tmp_path, caplog)
     """A power cut may leave an empty file. Answers are written all the same, and the log says what to do."""
     write(tmp_path, answers(10), now=1_000.0)
     (tmp_path / "exposures" / "removed.json").write_text("")
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000_000.0)  # the first file is older than a day
+    log = open_log(tmp_path, now=1_000_000.0)  # the first file is older than a day
     log.add(ANSWER)
     log.close()
     assert "removed.json does not say until when answers were removed" in caplog.text
     assert "Remove the file" in caplog.text
     (tmp_path / "exposures" / "removed.json").unlink()
     assert [row["request_id"] for row in read_exposures(tmp_path).to_pylist()] == [ANSWER.request_id]
-
-
-def wait_until_logged(caplog, text, count=1):
-    until_s = time.monotonic() + 30.0
-    while caplog.text.count(text) < count:
-        assert time.monotonic() < until_s, caplog.text
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("damage", ['{"user": "a", "erased', "[]", '{"user": "a"}', '{"user": "a", "erased_ms": null}'])
@@ -209,9 +203,9 @@ def test_answers_wait_while_the_marks_of_erasures_are_damaged(tmp_path, caplog, 
     marks = tmp_path / "exposures" / "erased.jsonl"
     intact = marks.read_text()
     marks.write_text(damage)
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 2_000.0)
+    log = open_log(tmp_path, now=2_000.0)
     log.add(ANSWER)
-    wait_until_logged(caplog, "1 exposures cannot be written and stay in memory", count=2)
+    until(lambda: caplog.text.count("1 exposures cannot be written and stay in memory") >= 2, lambda: caplog.text)
     assert "erased.jsonl does not say which users were erased" in caplog.text
     assert "Remove the file, and erase the users of the last 7 days again." in caplog.text
     with pytest.raises(ArtifactError, match=r"erased\.jsonl"):
@@ -230,10 +224,10 @@ def test_a_damaged_record_of_merges_stops_only_the_retention(tmp_path, caplog, m
     write(tmp_path, answers(10), now=1_000.0)
     record = tmp_path / "exposures" / "merges.json"
     record.write_text(damage)
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000_000.0)  # the first file is older than a day
-    wait_until_logged(caplog, "old exposures are not removed")
+    log = open_log(tmp_path, now=1_000_000.0)  # the first file is older than a day
+    until(lambda: "old exposures are not removed" in caplog.text, lambda: caplog.text)
     log.add(ANSWER)
-    wait_until_logged(caplog, "old exposures are not removed", count=3)  # the thread goes on
+    until(lambda: caplog.text.count("old exposures are not removed") >= 3, lambda: caplog.text)  # the thread goes on
     assert "merges.json does not say which files the merged ones replace" in caplog.text
     with pytest.raises(ArtifactError, match="Remove the file; answers that"):
         read_exposures(tmp_path)
@@ -244,7 +238,7 @@ def test_a_damaged_record_of_merges_stops_only_the_retention(tmp_path, caplog, m
 
 def test_a_file_that_retention_cannot_remove_stops_only_the_retention(tmp_path, caplog):
     (tmp_path / "exposures" / "exposures-0000000000001-1-0.parquet").mkdir(parents=True)
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000_000.0)
+    log = open_log(tmp_path, now=1_000_000.0)
     log.add(ANSWER)
     log.flush()
     assert "old exposures are not removed: [Errno 21] Is a directory" in caplog.text
@@ -260,10 +254,10 @@ def test_a_log_that_closes_says_how_many_answers_are_lost(tmp_path, caplog):
 def test_answers_that_wait_are_not_tried_anew_with_each_that_comes(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(exposures, "FLUSH_ROWS", 10)
     (tmp_path / "exposures").write_text("a file where the folder should be")
-    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000.0)
+    log = open_log(tmp_path)
     for row in answers(10):
         log.add(row)
-    wait_until_logged(caplog, "10 exposures cannot be written")
+    until(lambda: "10 exposures cannot be written" in caplog.text, lambda: caplog.text)
     for row in answers(20):
         log.add(row)
         time.sleep(0.005)

@@ -19,20 +19,11 @@ SEED = np.uint64(7)
 @pytest.mark.parametrize(
     ("listed", "newcomers", "expected"),
     [
-        ([0, 1, 8, 8], [5], [0, 1, 5, 8]),
-        ([0, 1, 2, 8], [5, 6], [0, 1, 6, 5]),
-        ([0, 1, 2, 3], [5, 6], [0, 1, 6, 5]),
-        ([0, 5, 2, 3], [5, 6], [0, 5, 2, 6]),
-        ([0, 1, 2, 3], [7], [0, 1, 2, 3]),
-        ([8, 8, 8, 8], [4, 5, 6, 3, 2], [4, 5, 6, 3]),
-    ],
-    ids=[
-        "a list with room grows",
-        "then its last go",
-        "a full list loses its last",
-        "what is there stays",
-        "blocked",
-        "no more than fit",
+        pytest.param([0, 1, 8, 8], [5], [0, 1, 5, 8], id="a list with room grows"),
+        pytest.param([0, 1, 2, 8], [5, 6], [0, 1, 6, 5], id="then its last go"),
+        pytest.param([0, 5, 2, 3], [5, 6], [0, 5, 2, 6], id="what is there stays"),
+        pytest.param([0, 1, 2, 3], [7], [0, 1, 2, 3], id="blocked"),
+        pytest.param([8, 8, 8, 8], [4, 5, 6, 3, 2], [4, 5, 6, 3], id="no more than fit"),
     ],
 )
 def test_new_items_are_among_the_candidates(listed, newcomers, expected):
@@ -110,21 +101,18 @@ def certain(columns: np.ndarray) -> np.ndarray:
     return np.ones(columns.shape, np.float32)
 
 
-def test_a_new_item_is_shown_at_its_place_and_the_others_move_behind_it():
-    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], place=1) == [0, 4, 1, 2]
-
-
-def test_a_new_item_that_stood_further_back_moves_up():
-    assert explored([0, 1, 4, 3], [0, 1, 2, 3, 6], place=1) == [0, 4, 1, 3]
-
-
-def test_a_list_that_shows_one_already_stays():
-    assert explored([4, 1, 2, 3], [0, 1, 2, 3, 6], place=1) == [4, 1, 2, 3]
-
-
-def test_a_short_list_shows_all_its_candidates_anyway():
-    assert explored([0, 1, -1, -1], [0, 6, 8, 8, 8], place=2) == [0, 1, -1, -1]
-    assert explored([0, 2, 1, -1], [0, 6, 1, 8, 8], place=1) == [0, 1, 2, -1]
+@pytest.mark.parametrize(
+    ("listed", "candidates", "place", "expected"),
+    [
+        pytest.param([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, [0, 4, 1, 2], id="the others move behind it"),
+        pytest.param([0, 1, 4, 3], [0, 1, 2, 3, 6], 1, [0, 4, 1, 3], id="one further back moves up"),
+        pytest.param([4, 1, 2, 3], [0, 1, 2, 3, 6], 1, [4, 1, 2, 3], id="one is shown already"),
+        pytest.param([0, 1, -1, -1], [0, 6, 8, 8, 8], 2, [0, 1, -1, -1], id="a short list shows all its candidates"),
+        pytest.param([0, 2, 1, -1], [0, 6, 1, 8, 8], 1, [0, 1, 2, -1], id="and a new one of them moves up"),
+    ],
+)
+def test_a_new_item_is_shown_at_its_place(listed, candidates, place, expected):
+    assert explored(listed, candidates, place) == expected
 
 
 def test_a_new_item_that_the_rules_block_is_not_shown():

@@ -7,6 +7,7 @@ import pytest
 
 from export.continuous.prequential import Answers
 from export.continuous.verdict import (
+    Verdict,
     compute_binned_error,
     compute_ranking_aucs,
     judge,
@@ -16,6 +17,7 @@ from export.continuous.verdict import (
 from serving.contract.tensors import PAD_ID
 
 QUESTIONS, LIST, CANDIDATES = 400, 20, 50
+ITEMS = np.arange(QUESTIONS)  # the right one of each question
 NONE = float("nan")
 
 
@@ -53,6 +55,11 @@ def ranked(rng: np.random.Generator, lists: Answers, items: np.ndarray) -> Answe
     return Answers(lists.items, candidates, scores.astype(np.float32))
 
 
+def judge_each(candidate: Answers, serving: Answers, rng: np.random.Generator, items: np.ndarray = ITEMS) -> Verdict:
+    """Judge answers to questions of as many users."""
+    return judge(candidate, serving, items, np.arange(len(items)), rng)
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
@@ -63,8 +70,7 @@ def rng() -> np.random.Generator:
     [(0.3, 0.3, ""), (0.5, 0.3, ""), (0.297, 0.3, ""), (0.2, 0.3, "less than 98%"), (0.0, 0.3, "less than 98%")],
 )
 def test_what_is_as_good_is_published(rng, candidate, serving, said):
-    items = np.arange(QUESTIONS)
-    verdict = judge(answers(rng, items, candidate), answers(rng, items, serving), items, np.arange(len(items)), rng)
+    verdict = judge_each(answers(rng, ITEMS, candidate), answers(rng, ITEMS, serving), rng)
     assert (said in verdict.fault) if said else verdict.fault == ""
     assert (verdict.candidate, verdict.serving) == pytest.approx((candidate, serving), abs=0.01)
     assert verdict.low <= verdict.candidate - verdict.serving <= verdict.high
@@ -75,34 +81,29 @@ def test_what_is_as_good_is_published(rng, candidate, serving, said):
 def test_a_small_loss_is_refused_where_it_is_beyond_chance(rng, share, fault):
     """Within the 2 % that one round may lose; the next round would be compared with what this one lost."""
     items = np.arange(10_000)
-    verdict = judge(answers(rng, items, share), answers(rng, items, 0.3), items, np.arange(len(items)), rng)
+    verdict = judge_each(answers(rng, items, share), answers(rng, items, 0.3), rng, items)
     assert (fault in verdict.fault) if fault else verdict.fault == ""
     assert (verdict.high < 0) == bool(fault)
 
 
 def test_the_interval_holds_the_true_difference_about_as_often_as_it_states(rng):
-    items, held = np.arange(QUESTIONS), 0
+    held = 0
     for _ in range(100):
         right = [rng.random(QUESTIONS) < share for share in (0.4, 0.3)]
-        lists = [np.where(own[:, None], items[:, None], -1).repeat(LIST, axis=1) for own in right]
-        candidate, serving = map(unranked, lists)
-        verdict = judge(candidate, serving, items, np.arange(len(items)), rng)
+        lists = [np.where(own[:, None], ITEMS[:, None], -1).repeat(LIST, axis=1) for own in right]
+        verdict = judge_each(unranked(lists[0]), unranked(lists[1]), rng)
         held += verdict.low <= 0.1 <= verdict.high
     assert held >= 88
 
 
 def test_a_generation_that_shows_few_items_is_not_published(rng):
-    items = np.arange(QUESTIONS)
-    narrow = answers(rng, items, 0.3, n_items=40)
-    assert (
-        "less than 50% of the items"
-        in judge(narrow, answers(rng, items, 0.3, n_items=5_000), items, np.arange(len(items)), rng).fault
-    )
+    narrow, wide = (answers(rng, ITEMS, 0.3, n_items) for n_items in (40, 5_000))
+    assert "less than 50% of the items" in judge_each(narrow, wide, rng).fault
 
 
 def test_too_few_questions_judge_nobody(rng):
     items = np.arange(99)
-    verdict = judge(answers(rng, items, 0.9), answers(rng, items, 0.1), items, np.arange(len(items)), rng)
+    verdict = judge_each(answers(rng, items, 0.9), answers(rng, items, 0.1), rng, items)
     assert str(verdict) == "not published, because the newest events hold 99 questions, and 100 are needed to judge"
 
 
@@ -154,49 +155,43 @@ def test_scores_that_mean_the_same_all_along_are_calibrated_whatever_their_scale
 
 
 def test_a_generation_that_ranks_worse_is_not_published(rng):
-    items = np.arange(QUESTIONS)
-    serving = ranked(rng, answers(rng, items, 0.3), items)
+    serving = ranked(rng, answers(rng, ITEMS, 0.3), ITEMS)
     noise = rng.normal(0, 3, serving.rank_scores.shape).astype(np.float32)
     worse = Answers(serving.items, serving.candidates, serving.rank_scores + noise)
-    verdict = judge(worse, serving, items, np.arange(len(items)), rng)
+    verdict = judge_each(worse, serving, rng)
     assert verdict.ranked == QUESTIONS
     assert verdict.auc < 0.9 * verdict.serving_auc
     assert "AUC is less than 98% of what serves" in verdict.fault
     assert verdict.auc_low < verdict.auc - verdict.serving_auc < verdict.auc_high < 0
     interval = f"difference {verdict.auc_low:+.4f} to {verdict.auc_high:+.4f} (95 %)"
     assert f"AUC {verdict.auc:.4f} against {verdict.serving_auc:.4f}, {interval}" in str(verdict)
-    equal = judge(serving, serving, items, np.arange(len(items)), rng)
+    equal = judge_each(serving, serving, rng)
     assert (equal.fault, equal.auc_low, equal.auc_high) == ("", 0, 0)
 
 
 def test_the_interval_of_the_auc_holds_the_true_difference_about_as_often_as_it_states(rng):
     """Rankers that win all pairs of a question or none: with 0.7 and 0.6 of the questions, the true difference is 0.1."""
-    items, held = np.arange(QUESTIONS), 0
-    candidates = np.stack([items, np.full(QUESTIONS, 10_000)], axis=1)
+    held, candidates = 0, np.stack([ITEMS, np.full(QUESTIONS, 10_000)], axis=1)
     for _ in range(100):
         won = [rng.random(QUESTIONS) < share for share in (0.7, 0.6)]
         scores = [np.where(own[:, None], [1, 0], [0, 1]).astype(np.float32) for own in won]
-        candidate, serving = (Answers(answers(rng, items, 0.3).items, candidates, own) for own in scores)
-        verdict = judge(candidate, serving, items, np.arange(len(items)), rng)
+        candidate, serving = (Answers(answers(rng, ITEMS, 0.3).items, candidates, own) for own in scores)
+        verdict = judge_each(candidate, serving, rng)
         held += verdict.auc_low <= 0.1 <= verdict.auc_high
     assert 88 <= held < 100  # not all: an interval that is far too wide holds it always
 
 
 def test_a_generation_whose_scores_change_their_meaning_is_not_published(rng):
-    items = np.arange(QUESTIONS)
-    serving = ranked(rng, answers(rng, items, 0.3), items)
+    serving = ranked(rng, answers(rng, ITEMS, 0.3), ITEMS)
     sharper = np.where(np.arange(QUESTIONS)[:, None] < QUESTIONS // 2, 1, 0.1).astype(np.float32)
-    verdict = judge(
-        Answers(serving.items, serving.candidates, serving.rank_scores * sharper), serving, items, np.arange(len(items)), rng
-    )
+    verdict = judge_each(Answers(serving.items, serving.candidates, serving.rank_scores * sharper), serving, rng)
     assert verdict.auc == pytest.approx(verdict.serving_auc)  # the order is the same
     assert "calibration error is more than 0.25 above" in verdict.fault
 
 
 def test_rankers_with_little_in_common_are_not_judged(rng):
-    items = np.arange(QUESTIONS)
-    serving = ranked(rng, answers(rng, items, 0.3), items)
+    serving = ranked(rng, answers(rng, ITEMS, 0.3), ITEMS)
     few = np.where(np.arange(QUESTIONS)[:, None] < 99, serving.candidates, PAD_ID)
-    verdict = judge(Answers(serving.items, few, -serving.rank_scores), serving, items, np.arange(len(items)), rng)
+    verdict = judge_each(Answers(serving.items, few, -serving.rank_scores), serving, rng)
     assert verdict.fault == ""
     assert "rankers not judged (both retrieved the item of 99 questions, and 100 are needed)" in str(verdict)
