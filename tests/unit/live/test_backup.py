@@ -11,9 +11,11 @@ import shutil
 import signal
 import stat
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,35 +129,39 @@ def test_what_belongs_to_a_store_is_in_its_backup(writer, folder, tmp_path):
     assert files == expected
 
 
-def test_a_store_that_a_process_uses_is_not_replaced(folder, tmp_path):
+@pytest.fixture
+def replaceable(folder, tmp_path) -> Path:
+    """Return a backup of the first event of a store that has two. Both have three parts besides the data file."""
     with closing(Writer(folder, Layout(), KINDS.names)) as writer:
         writer.append(purchase(7, 1))
+        compact(writer, older_than_ms=writer.now_ms() + 1)
+        erase_user(writer, 8)
         back_up(folder, tmp_path / "backup")
         writer.append(purchase(7, 2))
+    return tmp_path / "backup"
+
+
+def test_a_store_that_a_process_uses_is_not_replaced(folder, replaceable):
     ours, theirs = PROCESSES.Pipe()
     process = PROCESSES.Process(target=hold_open, args=(folder, theirs))
     process.start()
     try:
         assert ours.recv()
         with pytest.raises(ConfigError, match="A process uses the live store"):
-            restore(tmp_path / "backup", folder, replace=True)
+            restore(replaceable, folder, replace=True)
     finally:
         ours.send(True)
         process.join()
     assert list_items(folder) == [1, 2]
     with pytest.raises(ConfigError, match="Add --replace"):
-        restore(tmp_path / "backup", folder)
+        restore(replaceable, folder)
     assert list_items(folder) == [1, 2]
 
 
-def test_a_store_that_is_replaced_is_kept(folder, tmp_path):
-    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
-        writer.append(purchase(7, 1))
-        back_up(folder, tmp_path / "backup")
-        writer.append(purchase(7, 2))
+def test_a_store_that_is_replaced_is_kept(folder, replaceable, tmp_path):
     repo = tmp_path / "model_repository"
     for number in (1, 2):
-        shown = call_in_one_line("restore", tmp_path / "backup", "--repo", repo, "--replace")
+        shown = call_in_one_line("restore", replaceable, "--repo", repo, "--replace")
         assert f"the store that was there is in {folder}/replaced-{number}" in shown
         assert list_items(folder) == [1]
     assert (list_items(folder / "replaced-1"), list_items(folder / "replaced-2")) == ([1, 2], [1])
@@ -255,21 +261,25 @@ def list_files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
+def replace_flushes(monkeypatch, syncfs: Callable[[int], int]) -> None:
+    """Let `syncfs` stand for the call that flushes a file system."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+
+
 def note_syncs(monkeypatch, folder: Path) -> tuple[list[set[Path]], list[set[Path]]]:
     """Return two lists: the files in a folder at each flush of its file system, and those of the last flush at each rename."""
     rename, flushed, renamed = os.rename, [set[Path]()], list[set[Path]]()
 
-    class Libc:
-        def syncfs(self, descriptor: int) -> int:
-            assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).stat().st_dev == folder.stat().st_dev
-            flushed.append(list_files(folder))
-            return 0
+    def flush(descriptor: int) -> int:
+        assert Path(os.readlink(f"/proc/self/fd/{descriptor}")).stat().st_dev == folder.stat().st_dev
+        flushed.append(list_files(folder))
+        return 0
 
     def move(source, target) -> None:
         renamed.append(flushed[-1])
         rename(source, target)
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    replace_flushes(monkeypatch, flush)
     monkeypatch.setattr(os, "rename", move)
     return flushed, renamed
 
@@ -298,12 +308,11 @@ def fail_flush(monkeypatch, number: int) -> None:
     """Make the flush of a file system with this number fail, counted from 0."""
     flushes = count()
 
-    class Libc:
-        def syncfs(self, descriptor: int) -> int:
-            ctypes.set_errno(errno.EIO)
-            return -1 if next(flushes) == number else 0
+    def flush(_: int) -> int:
+        ctypes.set_errno(errno.EIO)
+        return -1 if next(flushes) == number else 0
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    replace_flushes(monkeypatch, flush)
 
 
 def test_a_backup_that_the_disk_did_not_take_fails(writer, folder, tmp_path, monkeypatch):
@@ -322,18 +331,6 @@ def test_a_restore_that_the_disk_did_not_take_leaves_the_store_as_it_was(folder,
         restore(replaceable, folder, replace=True)
     assert sorted(path.name for path in folder.iterdir()) == before
     assert list_items(folder) == [1, 2]
-
-
-@pytest.fixture
-def replaceable(folder, tmp_path) -> Path:
-    """Return a backup of the first event of a store that has two. Both have three parts besides the data file."""
-    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
-        writer.append(purchase(7, 1))
-        compact(writer, older_than_ms=writer.now_ms() + 1)
-        erase_user(writer, 8)
-        back_up(folder, tmp_path / "backup")
-        writer.append(purchase(7, 2))
-    return tmp_path / "backup"
 
 
 def fail_moves(monkeypatch, numbers: range, error: BaseException) -> None:

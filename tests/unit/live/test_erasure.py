@@ -28,7 +28,9 @@ from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
 from tests.unit.live.batches import KINDS, START_MS, change, purchase
 from tests.unit.live.commands import call
+from tests.unit.live.learned import Generation
 from tests.unit.live.test_operations import DAY_MS, fill, whole_log
+from tests.unit.live.writing import list_stored_users
 
 
 def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder, clock):
@@ -90,22 +92,13 @@ def test_an_erasure_leaves_an_event_id_that_a_later_event_of_another_user_has(wr
     assert writer.append(purchase(8, 3, event_id=b"order-1"))[0] == later
 
 
-class KnownUsers:
-    """A generation that knows of every user that item 50 was bought."""
-
-    def make_first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        records = layout.make_empty_users(len(user_ids))
-        records["event_count"], records["history_ids"][:, 0], records["history_s"][:, 0] = 1, 50, START_MS // 1000 - 1
-        return records
-
-
 def test_what_a_generation_knew_of_an_erased_user_does_not_come_back_with_the_next_event(folder):
     def read_history(user: int) -> list[int]:
         with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
             _, records = snapshot.read_users(np.array([user]))
         return [item for item in records["history_ids"][0].tolist() if item != PAD_ID]
 
-    with closing(Writer(folder, Layout(), KINDS.names, KnownUsers())) as writer:
+    with closing(Writer(folder, Layout(), KINDS.names, Generation([(50, START_MS // 1_000 - 1)]))) as writer:
         writer.append(purchase(7, 1))
         assert read_history(7) == [1, 50]
         erase_user(writer, 7)
@@ -170,8 +163,7 @@ def test_a_visitor_is_erased_by_the_name_of_the_session(writer, folder, tmp_path
     repo = ("--repo", tmp_path / "model_repository")
     writer.append(EventBatch.join([purchase(session_id("a3f9"), 3), purchase(session_id("other"), 3)]))
     assert "record 1, seen items 1" in call("erase", "--session", "a3f9", *repo)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert snapshot.list_users().tolist() == [session_id("other")]
+    assert list_stored_users(folder) == [session_id("other")]
     for arguments in ((), ("7", "--session", "other")):
         with pytest.raises(ConfigError, match="Expected either a user or --session"):
             call("erase", *arguments, *repo)

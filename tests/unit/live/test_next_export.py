@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import lmdb
 import numpy as np
@@ -27,15 +29,18 @@ from serving.live.reader import Reader
 from serving.live.store import set_aside
 from serving.live.writer import Writer
 from tests.present import present
-from training.dataset import load_dataset
+from tests.unit.live.writing import list_stored_sequences
+from training.dataset import Dataset, load_dataset
 
-TOML = """
+LOG = """
 name = "shop"
 [interactions]
 path = "events.csv"
 user_id = "user"
 item_id = "item"
 timestamp = "time"
+"""
+TOML = f"""{LOG}
 label = "stars"
 positive_at = 4
 [items]
@@ -43,7 +48,7 @@ path = "items.csv"
 item_id = "item"
 title = "name"
 categorical = ["kind"]
-multi_categorical = { tags = "|" }
+multi_categorical = {{ tags = "|" }}
 continuous = ["price"]
 category = "kind"
 available = "stock"
@@ -59,13 +64,17 @@ ITEMS = "item,name,kind,tags,price,stock\n10,Lamp,light,a|b,2.5,1\n11,Vase,glass
 USERS = "user,country\n1,FR\n2,DE\n"
 
 
+def load(folder: Path, toml: str, **tables: str) -> Dataset:
+    folder.mkdir()
+    (folder / "dataset.toml").write_text(toml)
+    for name, text in tables.items():
+        (folder / f"{name}.csv").write_text(text)
+    return load_dataset(folder)
+
+
 @pytest.fixture
 def dataset(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for name, text in (("dataset.toml", TOML), ("events.csv", EVENTS), ("items.csv", ITEMS), ("users.csv", USERS)):
-        (folder / name).write_text(text)
-    return load_dataset(folder)
+    return load(tmp_path / "data", TOML, events=EVENTS, items=ITEMS, users=USERS)
 
 
 @pytest.fixture
@@ -98,11 +107,17 @@ class Post:
         self.writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode() if columns else b""]))
 
 
-@pytest.fixture
-def post(dataset, folder):
+@contextmanager
+def posting(dataset: Dataset, folder: Path) -> Iterator[Post]:
     kinds = make_event_kinds(dataset.description)
     with closing(Writer(folder, Layout(), kinds.names, shop="shop")) as writer:
         yield Post(writer, kinds)
+
+
+@pytest.fixture
+def post(dataset, folder):
+    with posting(dataset, folder) as post:
+        yield post
 
 
 def test_without_a_store_the_data_set_is_as_it_was(dataset, folder):
@@ -129,9 +144,8 @@ def test_archived_events_continue_the_log_too(dataset, folder, post):
     post.item(12, title="Bowl")
     expected = continue_log(dataset, folder)
     with closing(open_writer(folder, folder.with_name("model_repository"))) as writer:
-        moved, _ = compact(writer, writer.now_ms() + 1)
-        with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-            assert (moved, list(snapshot.read_events())) == (3, [])
+        assert compact(writer, writer.now_ms() + 1)[0] == 3
+    assert list_stored_sequences(folder) == []
     post(1, 11, 320, 5.0)
     continued = continue_log(dataset, folder)
     pd.testing.assert_frame_equal(continued.interactions.iloc[:-1], expected.interactions)
@@ -140,45 +154,29 @@ def test_archived_events_continue_the_log_too(dataset, folder, post):
 
 
 def test_a_return_is_left_out_as_in_the_data_set(tmp_path, folder):
-    (tmp_path / "dataset.toml").write_text(
-        'name = "shop"\n[interactions]\npath = "events.csv"\nuser_id = "user"\nitem_id = "item"\ntimestamp = "time"\n'
-        'weight = "quantity"\n[items]\npath = "items.csv"\nitem_id = "item"\n'
-    )
-    (tmp_path / "events.csv").write_text("user,item,time,quantity\n1,10,100,3\n1,10,200,-3\n")
-    (tmp_path / "items.csv").write_text("item\n10\n")
-    dataset = load_dataset(tmp_path)
-    headers = np.zeros(3, HEADER)
-    headers["user_id"], headers["item_id"], headers["value"] = 2, 10, [2.0, -2.0, 0.0]
-    headers["time_ms"] = [300_000, 400_000, 500_000]
-    kinds = make_event_kinds(dataset.description)
-    kinds.decide(headers)
-    with closing(Writer(folder, Layout(), kinds.names, shop="shop")) as writer:
-        writer.append(EventBatch(headers, [b""] * 3, [b""] * 3, [b""] * 3))
+    toml = LOG + 'weight = "quantity"\n[items]\npath = "items.csv"\nitem_id = "item"\n'
+    events = "user,item,time,quantity\n1,10,100,3\n1,10,200,-3\n"
+    dataset = load(tmp_path / "data", toml, events=events, items="item\n10\n")
+    with posting(dataset, folder) as post:
+        for seconds, quantity in ((300, 2.0), (400, -2.0), (500, 0.0)):
+            post(2, 10, seconds, quantity)
     log = continue_log(dataset, folder).interactions
     assert log["timestamp"].tolist() == [100, 300]
     assert log["weight"].tolist() == [3.0, 2.0]
 
 
-@pytest.mark.parametrize(("tea", "post"), [("10", "99"), ("TEA", "POST")])
-def test_an_ignored_item_is_left_out_as_in_the_data_set(tmp_path, folder, tea, post):
-    (tmp_path / "dataset.toml").write_text(
-        'name = "shop"\n[interactions]\npath = "events.csv"\nuser_id = "user"\nitem_id = "item"\ntimestamp = "time"\n'
-        'ignore_items = ["99", "POST"]\n'
-    )
-    (tmp_path / "events.csv").write_text(f"user,item,time\n1,{tea},100\n1,{post},100\n")
-    dataset = load_dataset(tmp_path)
-    ids = [int(text) if text.isdecimal() else stable_id(text) for text in (post, tea, post)]
-    headers = np.zeros(3, HEADER)
-    headers["type"], headers["user_id"], headers["item_id"] = [OBSERVED, OBSERVED, ITEM_CHANGED], 2, ids
-    headers["time_ms"] = [300_000, 400_000, 500_000]
-    kinds = make_event_kinds(dataset.description)
-    kinds.decide(headers[:2])
-    with closing(Writer(folder, Layout(), kinds.names, shop="shop")) as writer:
-        changed = json.dumps({"title": "Postage", "item_id": post}).encode()
-        writer.append(EventBatch(headers, [b""] * 3, [b""] * 3, [b"", b"", changed]))
+@pytest.mark.parametrize(("tea", "postage"), [("10", "99"), ("TEA", "POST")])
+def test_an_ignored_item_is_left_out_as_in_the_data_set(tmp_path, folder, tea, postage):
+    events = f"user,item,time\n1,{tea},100\n1,{postage},100\n"
+    dataset = load(tmp_path / "data", LOG + 'ignore_items = ["99", "POST"]\n', events=events)
+    tea_id, postage_id = (int(text) if text.isdecimal() else stable_id(text) for text in (tea, postage))
+    with posting(dataset, folder) as post:
+        post(2, postage_id, 300, np.nan)
+        post(2, tea_id, 400, np.nan)
+        post.item(postage_id, title="Postage", item_id=postage)
     continued = continue_log(dataset, folder)
     assert continued.interactions["timestamp"].tolist() == [100, 400]
-    assert continued.items["item_id"].tolist() == [ids[1]]
+    assert continued.items["item_id"].tolist() == [tea_id]
     assert "live events left out: 1, of items that ignore_items lists" in continued.report.notes
 
 

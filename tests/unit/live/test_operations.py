@@ -5,14 +5,13 @@ from __future__ import annotations
 import resource
 import time
 from contextlib import closing
-from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from live.__main__ import open_writer
-from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table
+from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table, write_segment
 from live.replay import count_differences, replay
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.tensors import OBSERVE
@@ -27,6 +26,7 @@ from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.commands import call, call_in_one_line
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
+from tests.unit.live.writing import list_stored_sequences, list_stored_users
 from tests.unit.trials.logs import observe as observe_at
 
 DAY_MS = 86_400_000
@@ -62,8 +62,7 @@ def test_the_log_is_whole_before_and_after_compaction(writer, folder, clock):
     moved, written = compact(writer, older_than_ms=START_MS + 4 * DAY_MS)
     assert (moved, [(segment.first, segment.last) for segment in written]) == (200, [(1, 200)])
     assert whole_log(folder) == (list(range(1, 301)), expected)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert [sequence for sequence, _ in snapshot.read_events()] == list(range(201, 301))
+    assert list_stored_sequences(folder) == list(range(201, 301))
     assert compact(writer, older_than_ms=START_MS + 4 * DAY_MS) == (0, [])
 
 
@@ -103,29 +102,15 @@ def test_a_segment_whose_file_cannot_be_found_is_an_error_and_not_left_out(write
         whole_log(folder)
 
 
-class DyingWriter:
-    """A writer whose process ends before it removes archived events."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
-
-    def remove_events(self, last_sequence: int) -> None:
-        if last_sequence:
-            raise KeyboardInterrupt
-
-
 def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock):
     expected = pack(fill(writer, clock, days=3))
-    with pytest.raises(KeyboardInterrupt):
-        compact(cast(Writer, DyingWriter(writer)), older_than_ms=START_MS + 2 * DAY_MS)
+    with called_on_return(kill, write_segment), pytest.raises(Killed):
+        compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
+    assert list_stored_sequences(folder) == list(range(1, 151))
     assert whole_log(folder) == (list(range(1, 151)), expected)
     compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
     assert whole_log(folder) == (list(range(1, 151)), expected)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert [sequence for sequence, _ in snapshot.read_events()] == list(range(101, 151))
+    assert list_stored_sequences(folder) == list(range(101, 151))
 
 
 def arrive(writer: Writer, clock: Clock, days: list[float]) -> list[int]:
@@ -154,13 +139,11 @@ def test_no_event_is_archived_too_soon_or_stays_for_ever_whatever_the_clock_did(
     places = arrive(writer, clock, days)
     clock.ms = START_MS + now * DAY_MS
     assert compact(writer, older_than_ms=START_MS + 3 * DAY_MS)[0] == moved
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert [sequence for sequence, _ in snapshot.read_events()] == places[moved:]
+    assert list_stored_sequences(folder) == places[moved:]
     assert whole_log(folder)[0] == places
     clock.ms = START_MS + 1_000 * DAY_MS  # everything is old, also what the clock stamped ahead
     compact(writer, older_than_ms=START_MS + 999 * DAY_MS)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert list(snapshot.read_events()) == []
+    assert list_stored_sequences(folder) == []
     assert whole_log(folder)[0] == places
 
 
@@ -219,8 +202,7 @@ def test_archived_events_leave_the_store_in_short_transactions_and_after_a_crash
     monkeypatch.setattr(time, "sleep", lambda _: kill())
     with pytest.raises(Killed):
         compact(writer, older_than_ms=START_MS + DAY_MS)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert next(snapshot.read_events())[0] == 1_001
+    assert list_stored_sequences(folder) == list(range(1_001, 2_501))
     assert whole_log(folder) == (list(range(1, 2_501)), pack(expected[0]))
 
     def buy(_: float) -> None:
@@ -262,12 +244,10 @@ def test_a_replay_refuses_a_log_without_its_beginning(writer, folder, clock):
     fill(writer, clock, days=3)
     compact(writer, older_than_ms=START_MS + DAY_MS)
     drop_segments(folder, None, most_bytes=0)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        before = snapshot.list_users()
+    before = list_stored_users(folder)
     with pytest.raises(RecommenderError, match="lacks events 1 to 50"):
         replay(folder, repair=True)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        np.testing.assert_array_equal(snapshot.list_users(), before)
+    assert list_stored_users(folder) == before
 
 
 def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, folder, clock):
@@ -275,8 +255,7 @@ def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, fold
     arrival = called_on_return(lambda: writer.append(purchase(7_000, 3)), count_differences)
     with arrival, pytest.raises(RecommenderError, match="arrived during the replay"):
         replay(folder, repair=True)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert 7_000 in snapshot.list_users()
+    assert 7_000 in list_stored_users(folder)
 
 
 def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, clock, tmp_path):

@@ -1,4 +1,4 @@
-"""Processes that write into a live store, for tests that kill them or use the store beside them, and how far they came."""
+"""Processes that write into a live store, for tests that kill them or use the store beside them, and what is in a store."""
 
 from __future__ import annotations
 
@@ -31,3 +31,14 @@ def append_for_ever(folder: Path, seed: int, acknowledged: Connection) -> None:
 def read_last_sequence(folder: Path) -> int:
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return snapshot.read_progress().last_sequence
+
+
+def list_stored_sequences(folder: Path) -> list[int]:
+    """Return the sequences of the events that are not archived."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return [sequence for sequence, _ in snapshot.read_events()]
+
+
+def list_stored_users(folder: Path) -> list[int]:
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return snapshot.list_users().tolist()
