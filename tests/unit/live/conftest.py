@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def writer(folder, clock):
 @pytest.fixture
 def repository(tmp_path) -> Path:
     return copy_to_change(repository_with_kinds(), tmp_path / "repository")
+
+
+@pytest.fixture
+def log_reader(tmp_path) -> Iterator[Reader]:
+    """Reads a store that does not exist yet."""
+    with closing(Reader(tmp_path / "live")) as reader:
+        yield reader
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 
 from serving.contract.artifacts import find_stage_folder
-from serving.live.events import HEADER, EventBatch, Flags
+from serving.live.events import Flags
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
@@ -23,10 +22,12 @@ from serving.stages.live.pair_counts import KEPT_COMPANIONS, MOST_CANDIDATES, OW
 from serving.stages.live.pairs import StoredPairs
 from serving.stages.live.visits import VISIT_S
 from serving.stages.search.search import Blocked
+from tests.unit.live import toy_log
 from tests.unit.live.answers import event_inputs, last_event_ms
+from tests.unit.live.toy_log import START_S
 from training.models.rankers.live_pairs import find_pairs, put_live_pairs
 
-N_ITEMS, START_S, LONGEST = 30, 1_600_000_000, 64
+N_ITEMS, LONGEST = 30, Layout().history
 ITEMS = ItemIndex(np.arange(N_ITEMS) * 10)
 
 
@@ -68,22 +69,7 @@ def make_matrix(counts: Counter) -> np.ndarray:
 
 
 def write(folder: Path, log: pd.DataFrame) -> None:
-    headers = np.zeros(len(log), HEADER)
-    headers["flags"] = np.where(log["positive"], Flags.POSITIVE, 0) | Flags.COUNTED
-    for name in ("user_id", "item_id"):
-        headers[name] = log[name]
-    headers["time_ms"] = log["timestamp"] * 1_000
-    nothing = [b""] * len(log)
-    writer = Writer(folder, Layout(history=LONGEST), ("purchase",), settings=WriterSettings(lateness_s=0))
-    writer.append(EventBatch(headers, nothing, nothing, nothing))
-    writer.close()
-
-
-@pytest.fixture
-def log_reader(tmp_path):
-    log_reader = Reader(tmp_path / "live")
-    yield log_reader
-    log_reader.close()
+    toy_log.write(folder, log.assign(weight=1.0), np.where(log["positive"], Flags.POSITIVE, 0) | Flags.COUNTED)
 
 
 def read(stored: StoredPairs, log_reader: Reader, after: int | None) -> int:

@@ -54,8 +54,8 @@ def add_newcomer(log: pd.DataFrame) -> pd.DataFrame:
     return log
 
 
-def write(folder: Path, log: pd.DataFrame, flags: Flags = Flags.POSITIVE | Flags.COUNTED) -> None:
-    """Append rows of a log to the live store as it appends events."""
+def write(folder: Path, log: pd.DataFrame, flags: Flags | np.ndarray = Flags.POSITIVE | Flags.COUNTED) -> None:
+    """Append rows of a log to the live store as it appends events. flags: one for all, or one for each"""
     headers = np.zeros(len(log), HEADER)
     headers["flags"], headers["label"] = flags, np.nan
     headers["user_id"], headers["item_id"], headers["weight"] = log["user_id"], log["item_id"], log["weight"]
