@@ -50,8 +50,8 @@ def test_an_empty_store_changes_no_answer(repository, observe, reader):
     np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-6)
 
 
-def test_a_purchase_changes_the_next_answer_of_its_user_and_nobody_elses_history(repository, observe, reader):
-    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+def test_a_purchase_changes_the_next_answer_of_its_user_and_nobody_elses_history(repository, observe, pipeline):
+    at_ms = last_event_ms(repository)
     before, other = answer(pipeline, [7, 8]), pipeline.trace({"user_id": np.array([[8]])})
     bought = int(before["item_ids"][0, 0])
     sequence = observe(event_inputs(user_id=[7], item_id=[bought], timestamp_ms=[at_ms]))["sequence"]
@@ -64,8 +64,8 @@ def test_a_purchase_changes_the_next_answer_of_its_user_and_nobody_elses_history
     assert (trace["history_ids"][0, 0], trace["history_age_days"][0, 0]) == (bought, 0.0)
 
 
-def test_no_item_that_a_user_had_is_recommended_however_many_there_are(repository, observe, reader):
-    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+def test_no_item_that_a_user_had_is_recommended_however_many_there_are(repository, observe, pipeline):
+    at_ms = last_event_ms(repository)
     bought = np.arange(1, 61)[::2]
     observe(event_inputs(user_id=[7] * 30, item_id=bought.tolist(), timestamp_ms=[at_ms + n for n in range(30)]))
     batch = answer(pipeline, [7, 8, 7, 7])
@@ -74,8 +74,8 @@ def test_no_item_that_a_user_had_is_recommended_however_many_there_are(repositor
         assert batch["item_ids"][row].tolist() == answer(pipeline, [7])["item_ids"][0].tolist()
 
 
-def test_a_user_nobody_knew_is_served_by_what_they_did(repository, observe, reader):
-    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+def test_a_user_nobody_knew_is_served_by_what_they_did(repository, observe, pipeline):
+    at_ms = last_event_ms(repository)
     observe(event_inputs(user_id=[-77, -77], item_id=[3, 5], timestamp_ms=[at_ms, at_ms + 1000]))
     by_event = pipeline.trace({"user_id": np.array([[-77]])})
     assert by_event["history_ids"][0, :3].tolist() == [5, 3, PAD_ID]
@@ -95,23 +95,22 @@ def test_an_event_of_today_on_an_old_log_makes_nobody_look_old(repository, obser
     assert ages[1] == pytest.approx(expected["history_age_days"][6, 0], abs=0.01)
 
 
-def test_an_event_that_is_missing_is_waited_for_and_then_the_answer_is_degraded(repository, observe, reader):
-    pipeline = Pipeline.load(repository, live=reader)
+def test_an_event_that_is_missing_is_waited_for_and_then_the_answer_is_degraded(repository, observe, pipeline):
     sequence = observe(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[last_event_ms(repository)]))["sequence"][0, 0]
     degraded = answer(pipeline, [7, 7, 7], after=[sequence, sequence + 1, -1])["degraded"]
     assert degraded[:, 0].tolist() == [0, Degraded.LIVE, 0]
 
 
-def test_an_answer_after_an_event_of_another_machine_is_degraded(repository, observe, reader, tmp_path):
-    at_ms, pipeline = last_event_ms(repository), Pipeline.load(repository, live=reader)
+def test_an_answer_after_an_event_of_another_machine_is_degraded(repository, observe, pipeline, tmp_path):
+    at_ms = last_event_ms(repository)
     observe(event_inputs(user_id=[7, 8], item_id=[1, 2], timestamp_ms=[at_ms, at_ms]))
     with closing(Observe.load(repository / OBSERVE / "1", tmp_path / "store of another machine")) as other:
         sequence = other(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[at_ms]))["sequence"][0, 0]
     assert answer(pipeline, [7], after=[sequence])["degraded"].tolist() == [[Degraded.LIVE]]
 
 
-def test_an_answer_after_an_event_is_degraded_without_a_store(repository, reader):
-    degraded = answer(Pipeline.load(repository, live=reader), [7, 7], after=[1, -1])["degraded"]
+def test_an_answer_after_an_event_is_degraded_without_a_store(pipeline):
+    degraded = answer(pipeline, [7, 7], after=[1, -1])["degraded"]
     assert degraded[:, 0].tolist() == [Degraded.LIVE, 0]
 
 
@@ -149,10 +148,16 @@ def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path,
     writer.close()
 
 
+def event(name: bytes, item: int, time_ms: int) -> EventBatch:
+    """Return an event of user 1."""
+    batch = purchase(1, item, time_ms)
+    batch.headers["kind"], batch.headers["flags"] = KINDS.find_code(name), 0
+    KINDS.decide(batch.headers)
+    return batch
+
+
 def test_what_a_visitor_viewed_is_the_history_until_the_first_purchase(reader):
-    views = EventBatch.join([purchase(1, item, START_MS + 1_000 * place) for place, item in enumerate((3, 5, 3, 4))])
-    views.headers["kind"], views.headers["flags"] = KINDS.find_code(b"view"), 0
-    KINDS.decide(views.headers)
+    views = EventBatch.join([event(b"view", item, START_MS + 1_000 * place) for place, item in enumerate((3, 5, 3, 4))])
     with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
         histories = []
         for batch in (views, purchase(1, 7, START_MS + 9_000)):
@@ -180,28 +185,24 @@ def read_state(reader, repeats: bool = False) -> UserState:
 
 def test_what_a_known_user_looks_at_since_the_last_purchase_leads_the_history(reader):
     """Not what is hidden, was viewed before the purchase, or is of a session before this one."""
-    minute = 60_000
-
-    def event(name: bytes, item: int, minutes: int) -> EventBatch:
-        batch = purchase(1, item, START_MS + minutes * minute)
-        batch.headers["kind"], batch.headers["flags"] = KINDS.find_code(name), 0
-        KINDS.decide(batch.headers)
-        return batch
-
     with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
-        for name, item, minutes in (("purchase", 7, 0), ("view", 3, 1), ("purchase", 8, 2), ("hide", 4, 3), ("view", 5, 4)):
-            writer.append(event(name.encode(), item, minutes))
+
+        def post(name: bytes, item: int, minutes: int) -> None:
+            writer.append(event(name, item, START_MS + minutes * 60_000))
+
+        for place, (name, item) in enumerate(((b"purchase", 7), (b"view", 3), (b"purchase", 8), (b"hide", 4), (b"view", 5))):
+            post(name, item, place)
         assert read_history(reader) == [5, 8, 7]
-        writer.append(event(b"view", 7, 5))
-        writer.append(event(b"view", 6, 6))
+        post(b"view", 7, 5)
+        post(b"view", 6, 6)
         assert read_history(reader) == [6, 7, 5, 8]
         assert read_history(reader, repeats=True) == [6, 7, 5, 8, 7]
         assert read_state(reader, repeats=True).history_interests.tolist() == [3]
-        writer.append(event(b"view", 9, 35))
+        post(b"view", 9, 35)
         assert read_history(reader) == [9, 6, 7, 8]
-        writer.append(event(b"view", 9, 90))
+        post(b"view", 9, 90)
         assert read_history(reader) == [9, 8, 7]
-        writer.append(event(b"purchase", 9, 91))
+        post(b"purchase", 9, 91)
         assert read_history(reader) == [9, 8, 7]
         assert read_state(reader).history_interests.tolist() == [0]
 

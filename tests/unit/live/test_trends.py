@@ -250,18 +250,23 @@ def test_the_rank_stage_reads_live_sales_of_an_item(repository, observe, reader)
     rank.close()
 
 
+def make_inputs(history_ids: np.ndarray, ages_days: list[float], scores: list[float]) -> dict[str, np.ndarray]:
+    """Return inputs of a rank stage for one user. history_ids: [1, H]; scores: of each candidate"""
+    return {
+        "history_ids": history_ids,
+        "history_age_days": np.array([ages_days], np.float32),
+        "history_interests": np.zeros((1, 1), np.int64),
+        "retrieval_scores": np.array([scores], np.float32),
+    }
+
+
 def test_the_rank_stage_reads_whether_events_came_after_the_export(repository, observe, reader):
     at_ms = last_event_ms(repository)
     with closing(Rank.load(find_stage_folder(repository, "rank", 1)).with_live(reader)) as rank:
         assert rank.live_items is not None
         items = rank.inputs.items
         candidates = np.array([[0, 3, items.n_items]])
-        inputs = {
-            "history_ids": items.ids[[[1, 2]]],
-            "history_age_days": np.zeros((1, 2), np.float32),
-            "history_interests": np.zeros((1, 1), np.int64),
-            "retrieval_scores": np.array([[2.0, 1.0, -np.inf]], np.float32),
-        }
+        inputs = make_inputs(items.ids[[[1, 2]]], [0.0, 0.0], [2.0, 1.0, -np.inf])
 
         def read_live() -> list[float]:
             assert present(rank.live_items).refresh()
@@ -279,12 +284,7 @@ def test_only_a_ranker_that_learned_repeats_reads_them(repository):
     with closing(Rank.load(find_stage_folder(repository, "rank", 1))) as rank:
         items, columns = rank.inputs.items, slice(TAKEN - N_FEATURES, TAKEN - N_FEATURES + 2)
         candidates = np.array([[3, 0]])
-        inputs = {
-            "history_ids": items.ids[[[3, 2, 3]]],
-            "history_age_days": np.array([[1.0, 2.0, 5.0]], np.float32),
-            "history_interests": np.zeros((1, 1), np.int64),
-            "retrieval_scores": np.array([[2.0, 1.0]], np.float32),
-        }
+        inputs = make_inputs(items.ids[[[3, 2, 3]]], [1.0, 2.0, 5.0], [2.0, 1.0])
         learned = replace(rank.inputs, settings=replace(rank.inputs.settings, repeats=True))
         found = [each.compute_pair_inputs(inputs, candidates)[0][0, :, columns].tolist() for each in (rank.inputs, learned)]
         assert found[0] == [[0.0, 0.0], [0.0, 0.0]]
@@ -301,28 +301,23 @@ def test_without_aggregations_nothing_is_published_or_followed(tmp_path, dataset
     assert ItemTrends.load(tmp_path, ItemIndex(np.arange(3)), np.zeros((4, 1), np.float32), START_S) is None
 
 
-def damage_declaration(folder: Path) -> None:
-    (folder / TRENDS_FILE).write_text((folder / TRENDS_FILE).read_text().replace("24h", "24 hours"))
-
-
-def shorten_records(folder: Path) -> None:
-    np.save(folder / "records.0.npy", np.load(folder / "records.0.npy")[:-1])
-
-
-def name_missing_record(folder: Path) -> None:
-    np.save(folder / "record_of.1.npy", np.load(folder / "record_of.1.npy") + 1)
+def test_a_damaged_declaration_is_refused(shop):
+    path = shop.folder / FOLDER / TRENDS_FILE
+    path.write_text(path.read_text().replace("24h", "24 hours"))
+    with pytest.raises(ArtifactError, match="is not a declaration of aggregations"):
+        shop.start()
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("name", "damage", "told"),
     [
-        (damage_declaration, "is not a declaration of aggregations"),
-        (shorten_records, r"records\.0\.npy holds"),
-        (name_missing_record, r"record_of\.1\.npy holds values from 1 to 4; expected 0 to 3"),
+        ("records.0.npy", lambda records: records[:-1], r"records\.0\.npy holds"),
+        ("record_of.1.npy", lambda records: records + 1, r"record_of\.1\.npy holds values from 1 to 4; expected 0 to 3"),
     ],
 )
-def test_damaged_files_are_refused(shop, damage, told):
-    damage(shop.folder / FOLDER)
+def test_damaged_arrays_are_refused(shop, name, damage, told):
+    path = shop.folder / FOLDER / name
+    np.save(path, damage(np.load(path)))
     with pytest.raises(ArtifactError, match=told):
         shop.start()
 
