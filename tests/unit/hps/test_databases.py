@@ -2,11 +2,9 @@ import struct
 
 import numpy as np
 import pytest
-from rocksdict import Options, Rdict
 
 from serving.contract.errors import DataError
-from serving.tables.formats import redis_layout, rows
-from serving.tables.formats.names import make_tag
+from serving.tables.formats import rows
 
 KEYS = np.array([0, 1, -2, 256, 2**62, np.iinfo(np.int64).min])  # zero bytes at either end must survive
 VECTORS = np.random.default_rng(0).normal(size=(len(KEYS), 3)).astype(np.float32)
@@ -55,28 +53,3 @@ def test_nothing_and_nothing_found():
 def test_stored_bytes_of_another_size():
     with pytest.raises(DataError, match=r"a stored vector has 12 bytes\. Expected 16 for width 4"):
         rows.decode_vectors(packed_vectors(), 4)
-
-
-def test_redis_names():
-    assert redis_layout.name_value_hash("rank", "item", 3) == "hps_et{hps_et.rank.item/p3}v"
-
-
-def test_rocksdb_holds_what_an_independent_reader_expects(tmp_path):
-    family = make_tag("rank", "item")
-    options = Options(raw_mode=True)
-    database = Rdict(str(tmp_path), options)
-    table = database.create_column_family(family, options)
-    for key, value in zip(rows.encode_keys(KEYS), rows.encode_vectors(VECTORS), strict=True):
-        table[key] = value
-    table.close()
-    database.close()
-
-    families = Rdict.list_cf(str(tmp_path), options)
-    assert sorted(families) == ["default", "hps_et.rank.item"]
-    reopened = Rdict(str(tmp_path), options, {family: options})
-    table = reopened.get_column_family("hps_et.rank.item")
-    stored = dict(table.items())
-    assert stored == dict(zip(packed_keys(), packed_vectors(), strict=True))
-    assert list(reopened.items()) == []  # the default column family stays empty
-    table.close()
-    reopened.close()

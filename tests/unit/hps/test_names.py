@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ConfigError, DataError
-from serving.tables.formats.names import INT64_MAX, check_keys, check_name, make_tag
-
-
-def test_tag():
-    assert make_tag("dlrm_hps", "t-0") == "hps_et.dlrm_hps.t-0"
+from serving.tables.formats.names import INT64_MAX, check_keys, check_name
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "größe", "a/b", "x" * 121, "a b", "a\n", 3])

@@ -11,6 +11,7 @@ import pytest
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.store.tables import Rows
+from serving.tables.updates.applier import Applier
 from tests.unit.tables.updating import TABLE
 
 
@@ -74,6 +75,20 @@ def over_rocksdb(tmp_path: Path, source: Callable[..., str]) -> Callable[[TableC
 def config(over_rocksdb: Callable[[TableConfig, Path], LevelsConfig], tmp_path: Path) -> LevelsConfig:
     """L1, partial L2 and RocksDB, as the tests of updates use them."""
     return over_rocksdb(TABLE, tmp_path / "db")
+
+
+@pytest.fixture
+def start_applier() -> Iterator[Callable[[LevelsConfig], Applier]]:
+    """start_applier(config) -> Applier, closed after the test unless it was before."""
+    opened: list[Applier] = []
+
+    def start(config: LevelsConfig) -> Applier:
+        opened.append(Applier(config))
+        return opened[-1]
+
+    yield start
+    for applier in opened:
+        applier.close()
 
 
 @pytest.fixture

@@ -43,40 +43,33 @@ MODULES = (backlog, table, ring, slots, cached_table, marks, rocks_store)  # all
 NOTHING_GONE = {"items": LogPosition.at({})}
 
 
-def test_an_update_reaches_every_level_and_every_instance(config, instances):
+def test_an_update_reaches_every_level_and_every_instance(config, instances, start_applier):
     first, second = instances(), instances()
     keys = np.arange(0, ROWS, 3)  # some in L1, some in L2, some in L3 only
     for tiers in (first, second):
         tiers.lookup("items", np.arange(ROWS))
         tiers.settle()
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     applier.apply("items", log.batch(keys, versions(keys, 1)))
     expected = random_rows(ROWS, WIDTH)
     expected[keys] = versions(keys, 1)
     for tiers in (first, second):
         np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, expected)
-    applier.close()
-    store = RocksStore(config.rocksdb, "rank", {"items": WIDTH})
-    (vectors, found), intact = (lambda reply: (reply[0]["items"], reply[1]))(store.read({"items": np.arange(ROWS)}))
-    store.close()
-    assert found is None
-    assert intact
-    np.testing.assert_array_equal(vectors, expected)
+    np.testing.assert_array_equal(rocksdb_rows(config, np.arange(ROWS)), expected)
 
 
-def test_the_last_row_of_a_key_wins_within_one_batch(config, instances):
+def test_the_last_row_of_a_key_wins_within_one_batch(config, instances, start_applier):
     tiers = instances()
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     applier.apply(
         "items", log.batch(np.array([7, 8, 7]), np.concatenate([versions([7], 1), versions([8], 1), versions([7], 2)]))
     )
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])).values, [versions([7], 2)[0], versions([8], 1)[0]])
-    applier.close()
 
 
-def test_replays_change_nothing_on_any_level(config, instances):
+def test_replays_change_nothing_on_any_level(config, instances, start_applier):
     """Not even for a moment: a consumer that starts again from further back must not bring back older rows."""
-    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
+    tiers, applier, log, keys = instances(), start_applier(config), Log(), np.arange(0, ROWS, 2)
     batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
     for batch in batches:
         applier.apply("items", batch)
@@ -85,59 +78,55 @@ def test_replays_change_nothing_on_any_level(config, instances):
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 2))
         np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
     assert applied(tiers) == 3 * len(keys)
-    applier.close()
 
 
-def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config, instances):
+def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config, instances, start_applier):
     """A restarted machine reads again what was not committed, and the memory that was filled from RocksDB stays as new."""
     log, keys = Log(partition=3), np.arange(100)
     batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
-    applier = Applier(config)
+    applier = start_applier(config)
     for batch in batches:
         applier.apply("items", batch)
     applier.close()
-    tiers, applier = instances(), Applier(config)
+    tiers, applier = instances(), start_applier(config)
     start = applier.start({"items": LogPosition.at({3: 1})}, NOTHING_GONE)  # only the first was committed
     assert start.available["items"][3] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, versions(keys, 2))
     assert applied(tiers) == 0
-    applier.close()
 
 
-def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config, instances):
+def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config, instances, start_applier):
     tiers = instances()
     tiers.lookup("items", np.arange(ROWS))
     tiers.settle()
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     ring = applier.shared["items"].ring
     for version in range(2 * ring.size // ROWS + 2):
         applier.apply("items", log.batch(np.arange(ROWS), versions(np.arange(ROWS), version)))
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, versions(np.arange(ROWS), version))
-    applier.close()
 
 
-def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
+def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances, start_applier):
     """The race of every cache: an old row is on its way up while the new one passes it."""
     tiers = instances(replace(config, tables=(replace(TABLE, l2_rows=128),)))
     keys = np.array([200, 201])
     old, _ = tiers.lower.fetch({"items": keys})  # read from L3 …
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     applier.apply("items", log.batch(keys[:1], versions(keys[:1], 5)))  # … updated …
     tiers.filler.insert(old)  # … and only now brought to L2 and L1
     expected = [versions([200], 5)[0], random_rows(ROWS, WIDTH)[201]]
     for _ in range(2):
         np.testing.assert_array_equal(tiers.lookup("items", keys).values, expected)
         tiers.settle()
-    applier.close()
 
 
-def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, instances):
+def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, instances, start_applier):
     """As after a restart of the machine: shared memory is empty, RocksDB has the updates."""
     keys, before = np.arange(ROWS), instances(replace(config, arena="first"))
     np.testing.assert_array_equal(before.lookup("items", keys).values, random_rows(ROWS, WIDTH))
-    applier, log = Applier(replace(config, arena="first")), Log()
+    applier, log = start_applier(replace(config, arena="first")), Log()
     applier.apply("items", log.batch(keys[:200], versions(keys[:200], 3)))
     applier.close()
     after = instances(replace(config, arena="second"))
@@ -146,28 +135,26 @@ def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, 
     np.testing.assert_array_equal(after.lookup("items", keys).values, expected)
 
 
-def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
+def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances, start_applier):
     config = replace(config, tables=(replace(TABLE, row_format="int8"),))
     tiers, rows = instances(config), random_rows(ROWS, WIDTH, seed=9)
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     applier.apply("items", log.batch(np.arange(ROWS), rows))
     codec = applier.shared["items"].codec
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, codec.round_rows(rows))
-    applier.close()
 
 
-def test_values_that_the_row_format_cannot_hold_change_nothing(config):
-    applier, log = Applier(replace(config, tables=(replace(TABLE, row_format="int8"),))), Log()
+def test_values_that_the_row_format_cannot_hold_change_nothing(config, start_applier):
+    applier, log = start_applier(replace(config, tables=(replace(TABLE, row_format="int8"),))), Log()
     with pytest.raises(DataError, match="finite"):
         applier.apply("items", log.batch(np.array([1, 2]), np.array([[0] * WIDTH, [np.nan] * WIDTH], np.float32)))
     assert applier.shared["items"].ring.head == 0
-    applier.close()
 
 
-def test_updates_wait_for_a_store_that_is_down(config, instances):
+def test_updates_wait_for_a_store_that_is_down(config, instances, start_applier):
     """Memory is served at once; RocksDB gets each key's last row when it is back. Nothing counts as durable before."""
     tiers = instances()
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     with held_by_another_writer(config):
         for version in (1, 2):
             applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
@@ -177,7 +164,6 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
     until(lambda: has_drained(applier))
     assert applier.is_durable()
     np.testing.assert_array_equal(rocksdb_rows(config, np.arange(10)), versions(np.arange(10), 2))
-    applier.close()
 
 
 def evict(tiers: LeveledTables, key: int) -> None:
@@ -192,9 +178,9 @@ def evict(tiers: LeveledTables, key: int) -> None:
     raise AssertionError("the key stays")
 
 
-def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config, instances):
+def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config, instances, start_applier):
     """RocksDB is down and has the row of before: the update ring answers."""
-    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    tiers, applier, log, key = instances(), start_applier(config), Log(), 250
     with held_by_another_writer(config):
         applier.apply("items", log.batch(np.array([key, 3]), versions([key, 3], 7)))
         evict(tiers, key)
@@ -206,15 +192,14 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
     assert ring.stored == ring.head
     evict(tiers, key)
     np.testing.assert_array_equal(tiers.lookup("items", np.array([key])).values, versions([key], 7))
-    applier.close()
 
 
-def test_what_an_updater_showed_before_it_died_stays(config, instances):
+def test_what_an_updater_showed_before_it_died_stays(config, instances, start_applier):
     """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them,
     until the next updater has stored them. It dies at each of its lines, every eleventh of them here."""
     tiers, log, keys, shown = instances(), Log(), np.arange(0, ROWS, 2), []
     for turn in count():
-        before, after, dead = versions(keys, 2 * turn), versions(keys, 2 * turn + 1), Applier(config)
+        before, after, dead = versions(keys, 2 * turn), versions(keys, 2 * turn + 1), start_applier(config)
         dead.start({"items": LogPosition.at({})}, NOTHING_GONE)
         dead.apply("items", log.batch(keys, before))
         batch = log.batch(keys, after)
@@ -229,7 +214,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances):
         shown.append(is_shown)
         assert_stays(tiers, keys, after if is_shown else before)
         dead.close()
-        successor = Applier(config)
+        successor = start_applier(config)
         successor.start({"items": LogPosition.at({})}, NOTHING_GONE)
         successor.drain()
         assert_stays(tiers, keys, after if is_shown else before)
@@ -248,8 +233,8 @@ def assert_stays(tiers: LeveledTables, keys: np.ndarray, expected: np.ndarray) -
         tiers.settle()
 
 
-def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_nowhere(config, instances):
-    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_nowhere(config, instances, start_applier):
+    tiers, applier, log, key = instances(), start_applier(config), Log(), 250
     ring, others = applier.shared["items"].ring, np.arange(100)
     with held_by_another_writer(config):
         applier.apply("items", log.batch(np.array([key]), versions([key], 7)))
@@ -261,12 +246,11 @@ def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_no
             tiers.settle()
     until(lambda: has_drained(applier))
     assert_answer(tiers.lookup("items", np.array([key])), versions([key], 7), degraded=False)
-    applier.close()
 
 
-def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, instances):
+def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, instances, start_applier):
     """As when it was deleted beneath a running updater, and loaded again from the exported tables."""
-    applier, log, keys = Applier(config), Log(), np.arange(ROWS)
+    applier, log, keys = start_applier(config), Log(), np.arange(ROWS)
     batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
     for batch in batches[:2]:
         applier.apply("items", batch)
@@ -285,12 +269,11 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
         applier.apply("items", batch)
     np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
     assert (applier.lost_rows, applier.behind) == (False, 0)
-    applier.close()
 
 
-def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instances):
+def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instances, start_applier):
     """It was filled again while no updater was there: its rows are the exported ones, and may not stay anywhere."""
-    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(ROWS)
+    tiers, applier, log, keys = instances(), start_applier(config), Log(), np.arange(ROWS)
     batches = [log.batch(keys, versions(keys, number)) for number in range(2)]
     for batch in batches:
         applier.apply("items", batch)
@@ -303,13 +286,12 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
     for _ in range(2):
         assert tiers.lookup("items", np.array([key])).degraded
         tiers.settle()
-    applier = Applier(config)
+    applier = start_applier(config)
     committed = LogPosition.at({0: 2})
     assert applier.start({"items": committed}, NOTHING_GONE).available["items"][0] == 0
     for batch in batches:
         applier.apply("items", batch)
     assert_answer(tiers.lookup("items", np.array([key])), versions([key], 1), degraded=False)
-    applier.close()
 
 
 def damaged(config: LevelsConfig, tiers: LeveledTables) -> None:
@@ -330,9 +312,9 @@ def gives_doubtful_rows(tiers: LeveledTables, key: int) -> bool:
     return all(degraded)
 
 
-def test_an_updater_without_its_database_vouches_for_no_other(config, instances):
+def test_an_updater_without_its_database_vouches_for_no_other(config, instances, start_applier):
     """The rows that it holds in memory were stored in the database that was put aside."""
-    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    tiers, applier, log, key = instances(), start_applier(config), Log(), 250
     applier.apply("items", log.batch(np.array([key]), versions([key], 1)))
     evict(tiers, key)
     present(applier.rocksdb).level.close()
@@ -341,36 +323,34 @@ def test_an_updater_without_its_database_vouches_for_no_other(config, instances)
         applier.drain()
         until(lambda: not present(applier.rocksdb).level.breaker.closed)  # it has tried to open the new one
         assert gives_doubtful_rows(tiers, key)
-        applier.close()
 
 
-def test_new_memory_knows_what_the_database_had(config, instances):
+def test_new_memory_knows_what_the_database_had(config, instances, start_applier):
     """No update came since the machine was started: what was stored before must be there all the same."""
     first, second, key = replace(config, arena="first"), replace(config, arena="second"), 250
     instances(first)
-    applier = Applier(first)
+    applier = start_applier(first)
     applier.apply("items", Log().batch(np.array([key]), versions([key], 1)))
     applier.close()
-    tiers, applier = instances(second), Applier(second)
+    tiers, applier = instances(second), start_applier(second)
     applier.start({"items": LogPosition.at({})}, NOTHING_GONE)
     applier.close()
     damaged(config, tiers)
     assert gives_doubtful_rows(tiers, key)
-    applier = Applier(second)
+    applier = start_applier(second)
     applier.start({"items": LogPosition.at({})}, NOTHING_GONE)
     applier.drain()
     assert gives_doubtful_rows(tiers, key)
-    applier.close()
 
 
-def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config):
+def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config, start_applier):
     tiers, keys = LeveledTables(config, warm=False), np.arange(ROWS)  # more than L2 has room for
     appliers = list[Applier]()
 
     def apply_the_first_update() -> None:
         if not appliers:
             assert is_as_exported(config)
-            appliers.append(Applier(config))
+            appliers.append(start_applier(config))
             appliers[0].apply("items", Log().batch(keys, versions(keys, 1)))
 
     with called_on_return(apply_the_first_update, is_as_exported):
@@ -381,10 +361,10 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
     tiers.close()
 
 
-def test_what_the_log_no_longer_has_is_done_without(config, instances):
+def test_what_the_log_no_longer_has_is_done_without(config, instances, start_applier):
     """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
     instances()
-    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), LogPosition.at({0: 5})
+    applier, log, keys, gone = start_applier(config), Log(), np.arange(ROWS), LogPosition.at({0: 5})
     start = applier.start({"items": LogPosition.at({})}, {"items": gone})
     assert (start.wanted["items"][0], start.available["items"][0]) == (0, 5)
     log.length = 5
@@ -392,9 +372,8 @@ def test_what_the_log_no_longer_has_is_done_without(config, instances):
     ring = applier.shared["items"].ring
     assert ring.stored == ring.head
     applier.close()
-    again = Applier(config)
+    again = start_applier(config)
     assert again.start({"items": LogPosition.at({})}, {"items": gone}).wanted["items"][0] == 0
     store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
     assert store.read_position("items")[0] == 6
     store.close()
-    again.close()

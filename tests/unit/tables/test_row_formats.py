@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from serving.contract.errors import ConfigError, DataError
-from serving.tables.store.row_formats import HIGHEST_CODES, RowCodec, pack_nibbles, unpack_nibbles
+from serving.tables.store.row_formats import HIGHEST_CODES, RowCodec
 
 FORMATS = ("fp32", "fp16", "int8", "int4")
 values = st.floats(-30_000, 30_000, width=32)
@@ -86,11 +86,6 @@ def test_constant_and_zero_rows_come_back_exactly():
     vectors = np.repeat(np.array([[0.0], [0.5], [-2.0]], np.float32), 8, axis=1)
     for row_format in FORMATS:
         np.testing.assert_array_equal(RowCodec(row_format, 8).round_rows(vectors), vectors)
-
-
-def test_nibbles_of_an_odd_width():
-    codes = np.arange(15, dtype=np.uint8).reshape(3, 5)
-    np.testing.assert_array_equal(unpack_nibbles(pack_nibbles(codes), 5), codes)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 40_000.0])

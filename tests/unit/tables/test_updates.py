@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -45,11 +46,31 @@ from tests.unit.tables.updating import (
 )
 from tests.waiting import until
 
+KEYS = np.arange(ROWS)
+
 
 @pytest.fixture
 def broker(broker: MockBroker) -> MockBroker:
     broker.create("hps_et.rank.items")
     return broker
+
+
+@pytest.fixture
+def followed(config: LevelsConfig, broker: MockBroker) -> LevelsConfig:
+    """Settings of tables that an updater follows."""
+    return replace(config, updates=UpdateConfig(broker.address))
+
+
+@pytest.fixture
+def publish(broker: MockBroker) -> Callable[[np.ndarray, int], None]:
+    """publish(keys, version): send rows that tell their version, and wait until the brokers have them."""
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+
+    def publish(keys: np.ndarray, version: int) -> None:
+        publisher.publish("items", keys, versions(keys, version))
+        publisher.flush()
+
+    return publish
 
 
 def make_message(body: bytes, offset: int, partition: int = 0, error: KafkaError | None = None) -> Message:
@@ -101,14 +122,12 @@ def test_a_topic_that_is_made_again_is_read_from_its_new_beginning(config, insta
 
 
 # --- through a broker -------------------------------------------------------------------------------------------------------
-def test_from_publisher_to_lookup(broker, config, instances):
+def test_from_publisher_to_lookup(broker, followed, instances, publish):
     tiers = instances()
-    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
-    with updating(replace(config, updates=UpdateConfig(broker.address))):
+    with updating(followed):
         for version in range(5):
-            publisher.publish("items", np.arange(ROWS), versions(np.arange(ROWS), version))
-        publisher.flush()
-        until(lambda: (tiers.lookup("items", np.arange(ROWS)).values == versions(np.arange(ROWS), 4)).all())
+            publish(KEYS, version)
+        until(lambda: holds_version(tiers, KEYS, 4))
         state = tiers.read_metrics().tables["items"].updater
         assert state.lag_ms > 0
         assert time.time() * 1e3 - state.heartbeat_unix_ms < 10_000
@@ -119,10 +138,10 @@ def test_from_publisher_to_lookup(broker, config, instances):
         broker.send("hps_et.rank.items", b"not a message")
         broker.send("hps_et.rank.items", b"")
         until(lambda: tiers.read_metrics().tables["items"].updater.messages_rejected == 3)
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, versions(np.arange(ROWS), 4))
+    assert holds_version(tiers, KEYS, 4)
 
 
-def holds_version(tiers: LeveledTables, keys: np.ndarray, version: int) -> bool:
+def holds_version(tiers: LeveledTables, keys: np.ndarray, version: int | np.ndarray) -> bool:
     return bool((tiers.lookup("items", keys).values == versions(keys, version)).all())
 
 
@@ -130,34 +149,28 @@ def has_applied_more(tiers: LeveledTables, rows: int) -> bool:
     return applied(tiers) > rows
 
 
-def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instances):
+def test_a_database_that_is_gone_gets_its_updates_again(followed, instances, publish):
     """The offsets at the brokers are those of the old database: a machine that lost its disk starts from the beginning."""
-    config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
-    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
-    publisher.publish("items", keys, versions(keys, 1))
-    publisher.flush()
+    publish(KEYS, 1)
     for _ in range(2):
-        tiers = instances(config)
-        with updating(config):
-            until(partial(holds_version, tiers, keys, 1))
+        tiers = instances(followed)
+        with updating(followed):
+            until(partial(holds_version, tiers, KEYS, 1))
         tiers.close()
-        shutil.rmtree(config.rocksdb.path)
+        shutil.rmtree(followed.rocksdb.path)
 
 
-def test_updates_wait_in_the_log_while_shared_memory_has_no_room(broker, config, instances, monkeypatch):
+def test_updates_wait_in_the_log_while_shared_memory_has_no_room(followed, instances, publish, monkeypatch):
     """The updater ends, and is started again until there is room (server/supervisor.py): L3 answers as it is, degraded."""
-    config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
-    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
-    publisher.publish("items", keys, versions(keys, 1))
-    publisher.flush()
+    publish(KEYS, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", no_room)
-        tiers = instances(config)
+        tiers = instances(followed)
         with pytest.raises(DependencyError, match="no room for"):
-            Updater(config)
-        assert_answer(tiers.lookup("items", keys), random_rows(ROWS, WIDTH), degraded=True)
-    with updating(config):
-        until(lambda: is_current(tiers.lookup("items", keys), versions(keys, 1)))
+            Updater(followed)
+        assert_answer(tiers.lookup("items", KEYS), random_rows(ROWS, WIDTH), degraded=True)
+    with updating(followed):
+        until(lambda: is_current(tiers.lookup("items", KEYS), versions(KEYS, 1)))
 
 
 def is_current(answer: Rows[np.ndarray], values: np.ndarray) -> bool:
@@ -168,38 +181,33 @@ def no_room(*_) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, instances, caplog):
+def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, followed, instances, publish, caplog):
     """The topic was deleted and created again: the committed offset of the old one is past the end of the new one."""
-    config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
+    tiers = instances()
     consumer = Consumer({"bootstrap.servers": broker.address, "group.id": GROUP})
     consumer.commit(offsets=[TopicPartition("hps_et.rank.items", partition, 100) for partition in range(4)], asynchronous=False)
     consumer.close()
-    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
-    publisher.publish("items", keys, versions(keys, 1))
-    publisher.flush()
-    with updating(config):
-        until(lambda: (tiers.lookup("items", keys).values == versions(keys, 1)).all())
+    publish(KEYS, 1)
+    with updating(followed):
+        until(lambda: holds_version(tiers, KEYS, 1))
     assert "the topic was created again" in caplog.text
 
 
-def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, tmp_path, monkeypatch):
+def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(followed, instances, publish, tmp_path, monkeypatch):
     monkeypatch.setattr(updater_module, "BACKLOG_ROWS", 10)
-    config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
-    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
-    with updating(config) as updater:
-        publisher.publish("items", keys, versions(keys, 1))
-        publisher.flush()
-        until(lambda: committed(config) == [1, 1, 1, 1])
-        database = Path(config.rocksdb.path)
+    tiers = instances()
+    with updating(followed) as updater:
+        publish(KEYS, 1)
+        until(lambda: committed(followed) == [1, 1, 1, 1])
+        database = Path(followed.rocksdb.path)
         database.rename(tmp_path / "lost")
         database.touch()  # where a file is, none can be opened
         present(updater.applier.rocksdb).level.close()
-        publisher.publish("items", keys, versions(keys, 2))
-        publisher.flush()
+        publish(KEYS, 2)
         until(lambda: updater.applier.behind > 10)
         database.unlink()
-        until(lambda: is_current(tiers.lookup("items", keys), versions(keys, 2)))
-        until(lambda: committed(config) == [2, 2, 2, 2])
+        until(lambda: is_current(tiers.lookup("items", KEYS), versions(KEYS, 2)))
+        until(lambda: committed(followed) == [2, 2, 2, 2])
 
 
 def test_a_broker_that_is_back_counts_as_such_without_any_message(config, instances):
@@ -222,50 +230,44 @@ def test_a_broker_that_is_back_counts_as_such_without_any_message(config, instan
             broker.kill()
 
 
-def test_what_was_applied_is_committed_while_it_runs(broker, config, instances):
-    config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
-    publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(ROWS)
-    with updating(config):
+def test_what_was_applied_is_committed_while_it_runs(followed, instances, publish):
+    tiers = instances()
+    with updating(followed):
         for version in range(3):
-            publisher.publish("items", keys, versions(keys, version))
-            publisher.flush()
+            publish(KEYS, version)
         until(lambda: applied(tiers) >= ROWS)
-        until(lambda: committed(config) == [3, 3, 3, 3])
+        until(lambda: committed(followed) == [3, 3, 3, 3])
 
 
-def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_rows(broker, config, instances):
+def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_rows(followed, instances, publish):
     """Consumed, applied to memory and said to be so is not enough: were the machine to fail now, they must come again."""
-    config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
-    publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(20)  # which L2 holds
+    tiers, keys = instances(), np.arange(20)  # which L2 holds
     with ExitStack() as while_down, ExitStack() as running:
-        while_down.enter_context(held_by_another_writer(config))  # before the updater would open the database
-        running.enter_context(updating(config))
-        publisher.publish("items", keys, versions(keys, 1))
-        publisher.flush()
-        until(lambda: (tiers.lookup("items", keys).values == versions(keys, 1)).all())
+        while_down.enter_context(held_by_another_writer(followed))  # before the updater would open the database
+        running.enter_context(updating(followed))
+        publish(keys, 1)
+        until(lambda: holds_version(tiers, keys, 1))
         until(lambda: tiers.read_metrics().tables["items"].updater.store_down)
-        assert committed(config) == [0, 0, 0, 0]
+        assert committed(followed) == [0, 0, 0, 0]
         while_down.close()
-        until(lambda: committed(config) == [1, 1, 1, 1])
+        until(lambda: committed(followed) == [1, 1, 1, 1])
 
 
 def _update_for_ever(config: LevelsConfig) -> None:
     Updater(config).run(threading.Event())
 
 
-def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instances):
-    config = replace(config, updates=UpdateConfig(broker.address))
+def test_a_consumer_killed_again_and_again_loses_nothing(broker, followed, instances):
     tiers, publisher = instances(), Publisher(broker.address, "rank", {"items": WIDTH})
     rng, latest = np.random.default_rng(0), np.zeros(ROWS, int)
-    keys = np.arange(ROWS)
-    publisher.publish("items", keys, versions(keys, latest))
+    publisher.publish("items", KEYS, versions(KEYS, latest))
     publisher.flush()
-    with updating(config):
+    with updating(followed):
         until(lambda: applied(tiers) >= ROWS)  # from here on no key has its exported row
     for round_ in range(2):
         before = applied(tiers)
-        publisher.publish("items", keys, versions(keys, latest))
-        process = PROCESSES.Process(target=_update_for_ever, args=(config,))
+        publisher.publish("items", KEYS, versions(KEYS, latest))
+        process = PROCESSES.Process(target=_update_for_ever, args=(followed,))
         process.start()
         until(partial(has_applied_more, tiers, before))
         for version in range(1, 40):
@@ -275,11 +277,11 @@ def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instanc
         publisher.flush()
         os.kill(present(process.pid), signal.SIGKILL)
         process.join()
-        rows = tiers.lookup("items", keys).values
+        rows = tiers.lookup("items", KEYS).values
         assert (rows == rows[:, :1]).all()
-        np.testing.assert_array_equal(np.where(rows[:, 0] > 1000, rows[:, 0] // 1000, keys), keys)
-    with updating(config):
-        until(lambda: (tiers.lookup("items", keys).values == np.repeat((keys * 1000 + latest)[:, None], WIDTH, axis=1)).all())
+        np.testing.assert_array_equal(np.where(rows[:, 0] > 1000, rows[:, 0] // 1000, KEYS), KEYS)
+    with updating(followed):
+        until(lambda: holds_version(tiers, KEYS, latest))
 
 
 def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):

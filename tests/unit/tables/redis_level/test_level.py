@@ -14,7 +14,6 @@ from serving.tables.config import RedisConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store.log_position import LogPosition
-from serving.tables.updates.applier import Applier
 from tests.present import present
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, TIMEOUT_MS, WIDTH, redis_rows, right
@@ -121,8 +120,8 @@ def test_flushed(tiers, server):
     assert server.client.dbsize() > 0  # filled again
 
 
-def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, server):
-    applier, log, rows = Applier(config), Log(), random_rows(ROWS, WIDTH)
+def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, server, start_applier):
+    applier, log, rows = start_applier(config), Log(), random_rows(ROWS, WIDTH)
     rows[:50] = 7
     applier.apply("items", log.batch(np.arange(50), rows[:50]))
     until(lambda: right(tiers, rows))
@@ -133,15 +132,9 @@ def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, serv
     assert not applier.is_durable()
     assert right(tiers, rows)  # from RocksDB
     server.start()
-
-    def drained() -> bool:
-        applier.drain()
-        return applier.behind == 0
-
-    until(drained)
+    until(lambda: has_drained(applier))
     assert applier.is_durable()
     until(lambda: right(tiers, rows, degraded=False))
-    applier.close()
 
 
 def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
@@ -158,12 +151,12 @@ def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
     assert server.client.dbsize() > 0
 
 
-def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tiers, server):
+def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tiers, server, start_applier):
     """It goes on holding the rows of before them."""
     rows = random_rows(ROWS, WIDTH)
     right(tiers)
     tiers.settle()
-    applier, log = Applier(config), Log()
+    applier, log = start_applier(config), Log()
     server.client.config_set("maxmemory", 1)
     rows[:20] = 8
     applier.apply("items", log.batch(np.arange(20), rows[:20]))
@@ -173,4 +166,3 @@ def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tie
     until(lambda: has_drained(applier))
     assert right(tiers, rows)
     np.testing.assert_array_equal(redis_rows(config), rows)
-    applier.close()

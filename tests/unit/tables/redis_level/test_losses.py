@@ -12,7 +12,6 @@ from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store.batch import Batch
 from serving.tables.store.log_position import LogPosition
 from serving.tables.store.ring import UNKNOWN
-from serving.tables.updates.applier import Applier
 from tests.interrupting import called_on_return
 from tests.present import present
 from tests.unit.tables.conftest import random_rows
@@ -49,11 +48,11 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
     assert right(tiers, version(3))
 
 
-def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(config, source):
+def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(config, source, start_applier):
     """An update of one table detects the loss of all tables."""
     source(users=random_rows(ROWS, WIDTH))
     config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
-    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    log, keys, applier = Log(), np.arange(ROWS), start_applier(config)
     batches = [log.batch(keys, version(number)) for number in range(3)]
     for table in ("items", "users"):
         for batch in batches[:2]:
@@ -67,12 +66,11 @@ def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(con
     assert ring.stored == UNKNOWN
     applier.apply("users", batches[1])
     assert ring.stored == ring.head
-    applier.close()
 
 
-def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(config):
+def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(config, start_applier):
     config = replace(config, tables=(TableConfig("items", ROWS, WIDTH, l1_rows=64),))
-    log, keys, applier, tiers = Log(), np.arange(ROWS), Applier(config), LeveledTables(config)
+    log, keys, applier, tiers = Log(), np.arange(ROWS), start_applier(config), LeveledTables(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
     for batch in batches:
         applier.apply("items", batch)
@@ -91,12 +89,11 @@ def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(
     for instance in (tiers, late):
         assert right(instance, version(1), degraded=False)
         instance.close()
-    applier.close()
 
 
-def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
+def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server, start_applier):
     """The next update restores it for one partition; the offsets of the others stay unknown."""
-    keys, applier, logs = np.arange(ROWS), Applier(config), (Log(0), Log(1))
+    keys, applier, logs = np.arange(ROWS), start_applier(config), (Log(0), Log(1))
     for log in logs:
         applier.apply("items", log.batch(keys, version(log.partition)))
     for partition in range(8):
@@ -104,30 +101,28 @@ def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
     applier.apply("items", logs[1].batch(keys, version(2)))
     applier.check_redis()
     assert not applier.lost_rows
-    applier.close()
 
 
-def test_messages_without_rows_are_no_loss(config):
+def test_messages_without_rows_are_no_loss(config, start_applier):
     """Refused messages are committed, but advance no offset in Redis."""
-    applier = Applier(config)
+    applier = start_applier(config)
     applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
     applier.close()
-    again, committed = Applier(config), LogPosition.at({0: 3})
+    again, committed = start_applier(config), LogPosition.at({0: 3})
     again.start({"items": committed}, {"items": LogPosition.at({})})
     again.check_redis()
     assert not again.lost_rows
-    again.close()
 
 
-def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config):
-    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config, start_applier):
+    log, keys, applier = Log(), np.arange(ROWS), start_applier(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
     tiers = LeveledTables(config)
     for batch in batches:
         applier.apply("items", batch)
     applier.close()
     lose_all_but(batches[0], config, "items")
-    again, nothing = Applier(config), {"items": LogPosition.at({})}
+    again, nothing = start_applier(config), {"items": LogPosition.at({})}
     again.start(nothing, nothing)
     again.check_redis()
     assert again.lost_rows
@@ -141,10 +136,10 @@ def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config):
     tiers.close()
 
 
-def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, source, server):
+def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, source, server, start_applier):
     source(users=random_rows(ROWS, WIDTH))
     config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
-    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    log, keys, applier = Log(), np.arange(ROWS), start_applier(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
     for table in ("items", "users"):
         for batch in batches:
@@ -164,7 +159,6 @@ def test_a_redis_that_fails_while_its_offsets_are_read_is_checked_again(config, 
 
     until(has_lost_rows)
     assert [int(positions[0]) for positions in present(applier.redis).reached.values()] == [1, 1]
-    applier.close()
 
 
 def test_a_log_that_starts_anew_is_read_anew(config, machine):
