@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from serving.contract.tensors import OBSERVE, UPSERT
@@ -20,7 +21,9 @@ from tests.repositories import copy_to_change
 from tests.unit.live.batches import KINDS, START_MS
 from tests.unit.live.redis_machines import PROJECT
 from tests.unit.live.shops import repository_with_kinds
+from tests.unit.live.toy_log import add_newcomer, load_toy
 from tests.unit.tables.redis_server import RedisServer
+from training.dataset import Dataset
 
 
 class Clock:
@@ -53,6 +56,17 @@ def writer(folder, clock):
 @pytest.fixture
 def repository(tmp_path) -> Path:
     return copy_to_change(repository_with_kinds(), tmp_path / "repository")
+
+
+@pytest.fixture
+def toy(tmp_path) -> Dataset:
+    return load_toy(tmp_path / "data")
+
+
+@pytest.fixture
+def toy_log(toy: Dataset) -> pd.DataFrame:
+    """The log of the toy data set, with a user who comes after the export."""
+    return add_newcomer(toy.interactions)
 
 
 @pytest.fixture

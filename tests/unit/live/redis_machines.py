@@ -17,7 +17,7 @@ from serving.live.shared.feast_views import USERS_VIEW, View
 from serving.live.shared.redis_reader import RedisReader
 from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.writer import Writer, read_wall_clock_ms
-from tests.unit.live.batches import KINDS
+from tests.unit.live.batches import KINDS, purchase
 
 IDLE_DAYS, SESSION_HOURS = 30.0, 48.0
 PROJECT = "shop"
@@ -30,6 +30,12 @@ class Machine:
     writer: Writer
     sharer: Sharer
     reader: RedisReader
+
+    def buy(self, *purchases: tuple[int, int]) -> None:
+        """Append a purchase of each (user, item), and share all there is."""
+        for user, item in purchases:
+            self.writer.append(purchase(user, item))
+        self.share_all()
 
     def share_all(self) -> None:
         last = self.writer.store.read_progress().last_sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from export.steps.live import find_column_roles, list_changeable_columns
 from serving.contract.tensors import NULL_ROW, OBSERVE, OOV_ROW
-from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from serving.stages.features.encode import FIRST_ROW, CategoryColumn, Plan, StringVocabulary
@@ -48,14 +46,6 @@ def test_a_new_item_has_the_features_of_its_own_columns(pipeline, upsert):
     assert rank.inputs.item_numbers[position, price_column] == rank.inputs.item_numbers[21, price_column]
     kind = [column.source for column in rank.item_plan.categorical].index("catalogue_kind")
     assert rank.inputs.item_rows[position, kind] == rank.inputs.item_rows[21, kind]
-
-
-def test_a_column_that_has_a_role_is_logged_under_both_names():
-    admission = ChangeAdmission({"item": {"price": "number", "unit_price": "number"}}, {"price": "unit_price"})
-    texts = {"kind": [b"item", b"user"], "columns": [b'{"unit_price": 2.5}', b'{"price": 1}']}
-    inputs = {name: np.array(values, object).reshape(2, 1) for name, values in texts.items()} | {"id": np.array([[1], [2]])}
-    logged = [json.loads(text) for text in admission.make_events(inputs, now_ms=0).columns]
-    assert logged == [{"unit_price": 2.5, "price": 2.5}, {"price": 1}]
 
 
 def describe_items(**items: object) -> Description:

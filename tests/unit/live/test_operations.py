@@ -25,7 +25,6 @@ from tests.unit.live.answers import change_stage
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.commands import call, call_in_one_line
 from tests.unit.live.conftest import Clock
-from tests.unit.live.twin import StateTwin, differences
 from tests.unit.live.writing import list_stored_sequences, list_stored_users
 from tests.unit.trials.logs import observe as observe_at
 
@@ -171,17 +170,6 @@ def test_segments_are_dropped_by_age_and_by_size(writer, folder, clock):
     assert [s.first for s in drop_segments(folder, START_MS + DAY_MS, None)] == [1]
     assert [s.first for s in drop_segments(folder, None, list_segments(folder)[-1].bytes)] == [51]
     assert whole_log(folder)[0] == list(range(101, 201))
-
-
-def test_events_go_on_after_compaction(writer, folder, clock):
-    batch = fill(writer, clock, days=2)
-    compact(writer, older_than_ms=clock.ms)
-    more = events(np.random.default_rng(9), 20)
-    assert writer.append(more).tolist() == list(range(101, 121))
-    twin = StateTwin()
-    twin.apply(EventBatch.join([batch, more]))
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        assert differences(twin, snapshot, Layout()) == []
 
 
 def test_a_replay_finds_the_store_as_it_is_and_mends_what_differs(writer, folder, clock):

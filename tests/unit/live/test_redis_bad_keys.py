@@ -103,8 +103,7 @@ def test_all_other_events_are_shared_and_those_of_a_bad_key_count_once_it_is_rem
     host.share_all()  # this event may not overtake those before it: the hash would seem to have them
     assert count_events(state, BAD) is None
     host.sharer.share_deferred()
-    host.writer.append(purchase(BAD, 8))
-    host.share_all()
+    host.buy((BAD, 8))
     (entity,) = state.read(USERS_VIEW, np.array([BAD]))
     assert (entity.values["event_count"], entity.values["seen_ids"]) == (5, [0, 1, 2, 7, 8])
     host.sharer.share(0)
@@ -114,9 +113,7 @@ def test_all_other_events_are_shared_and_those_of_a_bad_key_count_once_it_is_rem
 
 def test_the_events_of_an_item_with_a_bad_key_count_for_their_users(host, redis, state):
     key = spoil(redis, "no hash", ITEMS_VIEW, 1)
-    for item in (1, 2, 1):
-        host.writer.append(purchase(GOOD, item))
-    host.share_all()
+    host.buy((GOOD, 1), (GOOD, 2), (GOOD, 1))
     assert (count_events(state, GOOD), count_events(state, 2, ITEMS_VIEW)) == (3, 1)
     redis.client.delete(key)
     host.sharer.share_deferred()
@@ -127,22 +124,17 @@ def test_a_list_of_another_length_in_the_hash_of_an_item_stops_nobody(host, redi
     counts: dict[str, int | list] = {"event_count": 4, "positive_count": 4, "first_ms": 1, "last_ms": 1}
     values = counts | {"decayed": [1.0, 1.0]}
     redis.client.hset(make_entity_key(PROJECT, "item_id", 1), mapping=dict(ITEMS_VIEW.encode(values)))
-    host.writer.append(purchase(GOOD, 1))
-    host.share_all()
+    host.buy((GOOD, 1))
     assert (count_events(state, 1, ITEMS_VIEW), count_events(state, GOOD)) == (5, 1)
 
 
 def test_waiting_events_outlive_the_process_that_shares_and_a_redis_that_loses_its_data(tmp_path, redis, state):
     with machine(tmp_path / "a", redis.address) as host:
-        host.writer.append(purchase(BAD, 0))
-        host.share_all()
+        host.buy((BAD, 0))
         spoil(redis, "no hash")
-        host.writer.append(purchase(BAD, 1))
-        host.share_all()
+        host.buy((BAD, 1))
     with machine(tmp_path / "a", redis.address) as host:
-        for user in (BAD, GOOD):
-            host.writer.append(purchase(user, 2))
-        host.share_all()
+        host.buy((BAD, 2), (GOOD, 2))
         redis.client.flushall()
         host.share_all()
         host.sharer.share_deferred()
@@ -151,8 +143,7 @@ def test_waiting_events_outlive_the_process_that_shares_and_a_redis_that_loses_i
 
 def test_a_key_that_is_spoiled_again_while_its_events_are_applied_goes_on_waiting(host, redis, state):
     key = spoil(redis, "no hash")
-    host.writer.append(purchase(BAD, 1))
-    host.share_all()
+    host.buy((BAD, 1))
     redis.client.delete(key)
     with called_on_return(lambda: spoil(redis, "no hash"), RedisState.read):
         host.sharer.share_deferred()
@@ -167,8 +158,7 @@ def test_an_event_from_kafka_that_two_machines_had_to_defer_counts_once(tmp_path
     with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
         for host in (one, other):
             consumer_of(host.writer).append_messages(messages)
-            host.writer.append(purchase(BAD, 50))
-            host.share_all()
+            host.buy((BAD, 50))
         redis.client.delete(key)
         for host in (one, other, one):
             host.sharer.share_deferred()
@@ -182,8 +172,7 @@ def test_many_waiting_events_are_shared_in_turns_so_that_others_need_not_wait(ho
     for item in range(6):
         for user in (BAD, GOOD):
             host.writer.append(purchase(user, item))
-    host.writer.append(purchase(BAD + 10, 1))
-    host.share_all()
+    host.buy((BAD + 10, 1))
     for key in keys:
         redis.client.delete(key)
     counts, waiting = [], []
@@ -191,8 +180,7 @@ def test_many_waiting_events_are_shared_in_turns_so_that_others_need_not_wait(ho
         host.sharer.share_deferred()
         counts.append(count_events(state, BAD))
         waiting.append([after for _, after in sorted(read_deferred(host.writer.store).items())])
-        host.writer.append(purchase(GOOD, item))
-        host.share_all()
+        host.buy((GOOD, item))
     assert counts == [2, 4, 6, 6]
     assert waiting == [[4, 12], [8, 12], [12, 12], []]  # each waits only for what was not looked at yet
     assert [count_events(state, user) for user in (GOOD, BAD + 10)] == [10, 1]
@@ -228,11 +216,9 @@ def test_inspect_prints_the_key_as_redis_cli_takes_it(repository, redis):
     change_stage(repository, OBSERVE, live_redis=redis.address, live_project=PROJECT)
     key = spoil(redis, "no hash")
     with machine(find_live_folder(repository), redis.address) as host:
-        host.writer.append(purchase(GOOD, 1))
-        host.share_all()
+        host.buy((GOOD, 1))
         assert "Redis" not in call("inspect", "--repo", repository)
-        host.writer.append(purchase(BAD, 1))
-        host.share_all()
+        host.buy((BAD, 1))
     lines = call("inspect", "--repo", repository).splitlines()
     place, _, quoted = lines[-1].partition(": ")
     assert place == f"user_id {BAD}, events after sequence 1"
@@ -243,9 +229,7 @@ def test_inspect_prints_the_key_as_redis_cli_takes_it(repository, redis):
 def test_sharing_waits_where_more_keys_are_bad_than_single_faults_explain(host, redis, state, monkeypatch):
     monkeypatch.setattr("live.deferred.MOST_DEFERRED", 2)
     keys = [spoil(redis, "no hash", entity_id=user) for user in range(3)]
-    for user in (0, 1):
-        host.writer.append(purchase(user, 5))
-    host.share_all()
+    host.buy((0, 5), (1, 5))
     for user in (0, 2, GOOD):
         host.writer.append(purchase(user, 5))
     with pytest.raises(DependencyError, match=r"more than 2 users and items.*`python -m live inspect`.*remove these keys"):
@@ -262,8 +246,7 @@ def test_sharing_waits_where_more_keys_are_bad_than_single_faults_explain(host, 
 
 def test_a_user_with_a_bad_key_is_erased_and_does_not_come_back(host, redis, state):
     spoil(redis, "no hash")
-    host.writer.append(purchase(BAD, 1))
-    host.share_all()
+    host.buy((BAD, 1))
     with lock(host.writer.store.folder):  # as an erasure that has read no event yet
         redis.client.flushall()
         host.sharer.share_deferred()
@@ -282,8 +265,7 @@ def test_a_user_with_a_bad_key_is_erased_and_does_not_come_back(host, redis, sta
 def test_maintenance_runs_while_a_key_stays_unreadable(repository, redis):
     with machine(find_live_folder(repository), redis.address) as host:
         spoil(redis, "no hash")
-        host.writer.append(purchase(BAD, 1))
-        host.share_all()
+        host.buy((BAD, 1))
         rounds = []
 
         def maintain() -> None:
@@ -300,8 +282,7 @@ def test_maintenance_runs_while_a_key_stays_unreadable(repository, redis):
 def test_maintenance_waits_while_events_of_a_key_that_can_be_read_again_are_applied(repository, redis, state):
     with ThreadPoolExecutor(1) as pool, machine(find_live_folder(repository), redis.address) as host:
         key = spoil(redis, "no hash")
-        host.writer.append(purchase(BAD, 1))
-        host.share_all()
+        host.buy((BAD, 1))
         redis.client.delete(key)
         rounds = []
 
@@ -320,9 +301,7 @@ def test_a_user_who_is_erased_after_the_look_at_the_key_does_not_wait_again(host
     monkeypatch.setattr("live.sharing.EVENTS_PER_STEP", 1)
     monkeypatch.setattr("live.sharing.STEPS_PER_RETRY", 1)
     key = spoil(redis, "no hash")
-    for user in (BAD, GOOD, BAD):
-        host.writer.append(purchase(user, 1))
-    host.share_all()
+    host.buy((BAD, 1), (GOOD, 1), (BAD, 1))
     redis.client.delete(key)
 
     def erase() -> None:

@@ -31,8 +31,7 @@ def test_an_erased_user_is_gone_from_redis_too_and_does_not_come_back(tmp_path, 
         with pytest.raises(RecommenderError, match="up to 0 of 11"):
             erase_user(host.writer, 1, state)
         host.share_all()
-        host.writer.append(purchase(1, 10))
-        host.share_all()
+        host.buy((1, 10))
         assert len(redis.client.keys(b"*user_id*")) == 2
         erasure = erase_user(host.writer, 1, state)
         assert erasure.removed["fields in Redis"] > 10
@@ -55,21 +54,16 @@ def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, 
 
 def test_a_restored_store_shares_each_event_once_under_its_new_name(tmp_path, state, redis):
     with machine(tmp_path / "a", redis.address) as host:
-        for item in range(3):
-            host.writer.append(purchase(1, item))
-        host.share_all()
+        host.buy((1, 0), (1, 1), (1, 2))
         back_up(tmp_path / "a", tmp_path / "backup")
-        for user in (1, 2):
-            host.writer.append(purchase(user, 5))
-        host.share_all()
+        host.buy((1, 5), (2, 5))
         former = host.sharer.machine
     restore(tmp_path / "backup", tmp_path / "b")
     with machine(tmp_path / "b", redis.address) as host:
         assert hash_machine(host.sharer.machine) != hash_machine(former)
         assert host.sharer.read_shared_sequence() == 3  # of five that Redis has, three are in this log
         host.writer.append(purchase(1, 6))
-        host.writer.append(purchase(2, 7))
-        host.share_all()
+        host.buy((2, 7))
         assert [count_events(state, user) for user in (1, 2)] == [3 + 1 + 1, 2]
         host.sharer.share(0)  # the part under the former name
         assert count_events(state, 1) == 3 + 1 + 1
@@ -80,8 +74,7 @@ def test_a_restored_store_shares_each_event_once_under_its_new_name(tmp_path, st
 
 def test_a_restored_store_with_nothing_new_says_that_redis_has_all_of_it(tmp_path, state, redis):
     with machine(tmp_path / "a", redis.address) as host:
-        host.writer.append(purchase(1, 0))
-        host.share_all()
+        host.buy((1, 0))
     back_up(tmp_path / "a", tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "b")
     with machine(tmp_path / "b", redis.address) as host, sharing(host):
@@ -136,8 +129,7 @@ def test_a_key_of_another_shape_has_a_fault_and_fails_no_other(state, redis):
 
 def test_a_full_redis_is_named_and_still_read(tmp_path, state, redis):
     with machine(tmp_path / "a", redis.address) as host:
-        host.writer.append(purchase(1, 7))
-        host.share_all()
+        host.buy((1, 7))
         redis.client.config_set("maxmemory", 1)
         host.writer.append(purchase(1, 8))
         with pytest.raises(DependencyError, match=r"is full \(.*Raise maxmemory"):

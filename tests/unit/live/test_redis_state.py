@@ -142,8 +142,7 @@ def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state,
         for host in (one, other):
             consumer: EventConsumer = consumer_of(host.writer)
             consumer.append_messages(messages)
-            host.writer.append(purchase(1, 50))
-            host.share_all()
+            host.buy((1, 50))
         (entity,) = state.read(USERS_VIEW, np.array([1]))
         assert entity.values["event_count"] == 7
         assert entity.values["seen_ids"] == [0, 1, 2, 3, 4, 50]

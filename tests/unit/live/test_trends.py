@@ -31,7 +31,7 @@ from serving.stages.live.trends import FOLDER, TRENDS_FILE, ItemTrends
 from serving.stages.rank import Rank
 from tests.present import present
 from tests.unit.live.answers import event_inputs, last_event_ms
-from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, change_item, load_toy, write
+from tests.unit.live.toy_log import DAY_S, HOUR_S, N_EVENTS, N_ITEMS, N_KNOWN, START_S, change_item, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
@@ -46,11 +46,6 @@ DECLARED = (
     Aggregation("since", "kind", "count", "last", n=2),
     Aggregation("buyers", "item", "distinct", "distinct", window="7d"),
 )
-
-
-@pytest.fixture
-def dataset(tmp_path) -> Dataset:
-    return load_toy(tmp_path / "data")
 
 
 class Shop:
@@ -106,13 +101,13 @@ def check(numbers: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.fixture
-def shop(tmp_path, dataset) -> Shop:
-    return Shop(tmp_path / "rank", dataset)
+def shop(tmp_path, toy) -> Shop:
+    return Shop(tmp_path / "rank", toy)
 
 
 @pytest.mark.parametrize("at_once", [200, 7], ids=["one batch", "a few events at a time"])
-def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(shop, dataset, at_once):
-    log, (live, numbers) = dataset.interactions, shop.start()
+def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(shop, toy, at_once):
+    log, (live, numbers) = toy.interactions, shop.start()
     check(numbers, expect_numbers(shop.aggregates, shop.as_of_s))
     for start in range(N_KNOWN, N_EVENTS, at_once):
         write(shop.store, log.iloc[start : min(start + at_once, N_EVENTS)])
@@ -123,10 +118,10 @@ def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(s
     np.testing.assert_array_equal(restarted, numbers)
 
 
-def test_what_a_generation_learned_does_not_count_again(tmp_path, dataset):
-    log = dataset.interactions
+def test_what_a_generation_learned_does_not_count_again(tmp_path, toy):
+    log = toy.interactions
     write(tmp_path / "rank" / "live", log.iloc[300:500])
-    shop = Shop(tmp_path / "rank", dataset, n_known=500)
+    shop = Shop(tmp_path / "rank", toy, n_known=500)
     live, numbers = shop.start()
     check(numbers, expect_numbers(shop.aggregates, shop.as_of_s))
     write(shop.store, log.iloc[500:])
@@ -134,8 +129,8 @@ def test_what_a_generation_learned_does_not_count_again(tmp_path, dataset):
     check(numbers, shop.expect(log, live))
 
 
-def test_time_stands_still_during_a_pause(shop, dataset):
-    log, (live, numbers) = dataset.interactions.copy(), shop.start()
+def test_time_stands_still_during_a_pause(shop, toy):
+    log, (live, numbers) = toy.interactions.copy(), shop.start()
     paused = log.iloc[N_KNOWN:].copy()
     paused["timestamp"] += 100 * DAY_S
     write(shop.store, paused)
@@ -146,14 +141,14 @@ def test_time_stands_still_during_a_pause(shop, dataset):
     assert live.trends.clock_ms // 1_000 <= log["timestamp"].max()
 
 
-def test_only_events_of_the_interaction_log_count(shop, dataset):
+def test_only_events_of_the_interaction_log_count(shop, toy):
     live, numbers = shop.start()
-    write(shop.store, dataset.interactions.iloc[N_KNOWN:], Flags(0))
+    write(shop.store, toy.interactions.iloc[N_KNOWN:], Flags(0))
     refresh(live)
     check(numbers, shop.expect(shop.known, live))
 
 
-def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
+def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, toy):
     live, numbers = shop.start()
     columns = (
         1 + np.array([name in ("kind_7d", "since_1", "since_2") for name in name_all(shop.aggregates.item_plans)]).nonzero()[0]
@@ -173,9 +168,9 @@ def test_a_new_item_begins_with_nothing_and_reads_its_category(shop, dataset):
 
 
 @pytest.mark.parametrize("first", ["events", "item"])
-def test_events_of_a_new_item_count_whichever_comes_first(shop, dataset, first):
+def test_events_of_a_new_item_count_whichever_comes_first(shop, toy, first):
     live, numbers = shop.start()
-    sold = dataset.interactions.iloc[N_KNOWN : N_KNOWN + 5].assign(item_id=405)
+    sold = toy.interactions.iloc[N_KNOWN : N_KNOWN + 5].assign(item_id=405)
     if first == "events":
         write(shop.store, sold)
         refresh(live)
@@ -191,8 +186,8 @@ def test_events_of_a_new_item_count_whichever_comes_first(shop, dataset, first):
     np.testing.assert_array_equal(shop.start()[1], numbers)
 
 
-def test_an_erased_users_events_still_count_for_their_items(shop, dataset):
-    log, (live, numbers) = dataset.interactions, shop.start()
+def test_an_erased_users_events_still_count_for_their_items(shop, toy):
+    log, (live, numbers) = toy.interactions, shop.start()
     write(shop.store, log.iloc[N_KNOWN:])
     refresh(live)
     with closing(Writer(shop.store, Layout(), ("purchase",))) as writer:
@@ -203,8 +198,8 @@ def test_an_erased_users_events_still_count_for_their_items(shop, dataset):
     np.testing.assert_array_equal(np.delete(erased, buyers, axis=1), np.delete(numbers, buyers, axis=1))
 
 
-def test_a_process_that_starts_counts_what_the_log_still_holds(shop, dataset):
-    log, (live, numbers) = dataset.interactions, shop.start()
+def test_a_process_that_starts_counts_what_the_log_still_holds(shop, toy):
+    log, (live, numbers) = toy.interactions, shop.start()
     write(shop.store, log.iloc[N_KNOWN:500])
     refresh(live)
     with closing(Writer(shop.store, Layout(), ("purchase",))) as writer:
@@ -216,7 +211,7 @@ def test_a_process_that_starts_counts_what_the_log_still_holds(shop, dataset):
     check(restarted, shop.expect(pd.concat([shop.known, log.iloc[500:]]), started))
 
 
-def test_the_clock_moves_all_items_on_a_part_at_a_time(shop, dataset):
+def test_the_clock_moves_all_items_on_a_part_at_a_time(shop, toy):
     live, numbers = shop.start()
     assert live.trends is not None
     quiet = shop.known.iloc[-1:].assign(item_id=99_999, timestamp=shop.as_of_s + 5 * DAY_S)
@@ -294,9 +289,9 @@ def test_only_a_ranker_that_learned_repeats_reads_them(repository):
         assert counted == [pytest.approx([np.log(2) * SCALE, np.log(6) * SCALE]), [0.0, 0.0]]
 
 
-def test_without_aggregations_nothing_is_published_or_followed(tmp_path, dataset):
+def test_without_aggregations_nothing_is_published_or_followed(tmp_path, toy):
     user_only = [Aggregation("events_7d", "user", "count", "count", window="7d")]
-    write_trends(tmp_path, dataset, LogAggregates.of(dataset, dataset.interactions, user_only), N_FREE)
+    write_trends(tmp_path, toy, LogAggregates.of(toy, toy.interactions, user_only), N_FREE)
     assert not (tmp_path / FOLDER).exists()
     assert ItemTrends.load(tmp_path, ItemIndex(np.arange(3)), np.zeros((4, 1), np.float32), START_S) is None
 

@@ -19,7 +19,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
 from serving.stages.live.user_categories import FOLDER, UserCategoryTrends
 from tests.present import present
-from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, change_item, load_toy, write
+from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, USERS, change_item, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends
@@ -31,16 +31,6 @@ DECLARED = (
     Aggregation("paid", "user x kind", "price", "last", n=2),
 )
 ITEMS = np.tile(np.arange(N_ITEMS), (len(USERS), 1))
-
-
-@pytest.fixture
-def dataset(tmp_path) -> Dataset:
-    return load_toy(tmp_path / "data")
-
-
-@pytest.fixture
-def log(dataset: Dataset) -> pd.DataFrame:
-    return add_newcomer(dataset.interactions)
 
 
 class Stage:
@@ -80,35 +70,35 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path, dataset, log) -> Stage:
-    return Stage(tmp_path / "rank", dataset, log)
+def stage(tmp_path, toy, toy_log) -> Stage:
+    return Stage(tmp_path / "rank", toy, toy_log)
 
 
-def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(tmp_path, dataset, log, stage):
+def test_numbers_equal_those_of_training_on_the_whole_log_also_after_a_restart(tmp_path, toy, toy_log, stage):
     frozen = stage.ask()
     np.testing.assert_allclose(frozen, stage.expect(stage.known), rtol=1e-6)
     for first in range(N_KNOWN, N_EVENTS, 50):
-        write(stage.store, log.iloc[first : first + 50])
+        write(stage.store, toy_log.iloc[first : first + 50])
         followed = stage.ask()
-    np.testing.assert_allclose(followed, stage.expect(log), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(followed, stage.expect(toy_log), rtol=1e-6, atol=1e-6)
     assert (np.abs(followed - frozen).max(axis=(0, 1)) > 0.01).all()
     assert followed[20].any()  # the user who came after the export
     assert not followed[21].any()
     assert not followed[:, N_ITEMS - 1].any()  # an item without a category
-    np.testing.assert_array_equal(Stage(tmp_path / "rank", dataset, log).ask(), followed)
+    np.testing.assert_array_equal(Stage(tmp_path / "rank", toy, toy_log).ask(), followed)
 
 
-def test_an_erased_users_events_count_for_nobody(tmp_path, dataset, log, stage):
-    write(stage.store, log.iloc[N_KNOWN:])
+def test_an_erased_users_events_count_for_nobody(tmp_path, toy, toy_log, stage):
+    write(stage.store, toy_log.iloc[N_KNOWN:])
     with closing(Writer(stage.store, Layout(), ("purchase",))) as writer:
         erase_user(writer, 7)
-    left = pd.concat([stage.known, log.iloc[N_KNOWN:].query("user_id != 7")])
+    left = pd.concat([stage.known, toy_log.iloc[N_KNOWN:].query("user_id != 7")])
     np.testing.assert_allclose(stage.ask(), stage.expect(left), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["kind 1", "a kind that the export did not know"])
-def test_events_of_a_new_item_wait_for_its_category(log, stage, kind):
-    sold = log.iloc[N_KNOWN : N_KNOWN + 5].assign(item_id=405, user_id=3)
+def test_events_of_a_new_item_wait_for_its_category(toy_log, stage, kind):
+    sold = toy_log.iloc[N_KNOWN : N_KNOWN + 5].assign(item_id=405, user_id=3)
     write(stage.store, sold)
     position = stage.items.add(405)
     new = np.full((len(USERS), 1), position)
@@ -127,7 +117,7 @@ def test_events_of_a_new_item_wait_for_its_category(log, stage, kind):
         np.testing.assert_array_equal(stage.ask(ITEMS[:, :3]), before)
 
 
-def test_an_item_reads_its_new_category_and_earlier_events_stay_where_they_were(log, stage):
+def test_an_item_reads_its_new_category_and_earlier_events_stay_where_they_were(stage):
     before = stage.ask()
     stage.trends.change_item(0, {"category": "kind 1"})
     numbers = stage.ask()
@@ -135,15 +125,15 @@ def test_an_item_reads_its_new_category_and_earlier_events_stay_where_they_were(
     np.testing.assert_array_equal(numbers[:, 1:], before[:, 1:])
 
 
-def test_damaged_files_are_refused(dataset, log, stage):
+def test_damaged_files_are_refused(toy, toy_log, stage):
     path = stage.folder / FOLDER / "keys.0.npy"
     np.save(path, np.load(path)[1:])
     with pytest.raises(ArtifactError, match=r"records\.0\.npy holds"):
-        Stage(stage.folder, dataset, log)
+        Stage(stage.folder, toy, toy_log)
 
 
-def test_without_such_aggregations_nothing_is_published(tmp_path, dataset, log):
+def test_without_such_aggregations_nothing_is_published(tmp_path, toy, toy_log):
     (tmp_path / "other").mkdir()
     item_only = [Aggregation("sold_24h", "item", "count", "count", window="24h")]
-    write_trends(tmp_path / "other", dataset, LogAggregates.of(dataset, log, item_only), N_FREE)
+    write_trends(tmp_path / "other", toy, LogAggregates.of(toy, toy_log, item_only), N_FREE)
     assert UserCategoryTrends.load(tmp_path / "other", ItemIndex(np.arange(3)), 4, 0) is None

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from live.erase import erase_user
 from serving.contract.artifacts import StageInfo
@@ -23,7 +22,7 @@ from serving.stages.features.user_store import UserStore
 from serving.stages.live.content import Content
 from serving.stages.live.user_trends import UserTrends
 from serving.stages.preprocess import PreprocessInputs
-from tests.unit.live.toy_log import DAY_S, N_EVENTS, N_ITEMS, N_KNOWN, USERS, add_newcomer, load_toy, write
+from tests.unit.live.toy_log import DAY_S, N_EVENTS, N_ITEMS, N_KNOWN, USERS, write
 from training.dataset import Dataset
 from training.features.aggregates import LogAggregates
 from training.features.items import Codes
@@ -38,16 +37,6 @@ DECLARED = (
 )
 OTHERS = (Aggregation("events_24h", "user", "count", "count", window="24h"),)
 HISTORY = 8
-
-
-@pytest.fixture
-def dataset(tmp_path) -> Dataset:
-    return load_toy(tmp_path / "data")
-
-
-@pytest.fixture
-def log(dataset: Dataset) -> pd.DataFrame:
-    return add_newcomer(dataset.interactions)
 
 
 def publish(folder: Path, data: Dataset, log: pd.DataFrame, declared: Sequence[Aggregation]) -> Path:
@@ -86,62 +75,62 @@ def expect(data: Dataset, log: pd.DataFrame, declared: Sequence[Aggregation], cl
     return np.stack(list(features.values()), axis=1)
 
 
-def test_features_equal_those_of_training_on_the_whole_log_also_after_a_restart(tmp_path, dataset, log, log_reader):
-    folder = publish(tmp_path / "preprocess", dataset, log.iloc[:N_KNOWN], DECLARED)
+def test_features_equal_those_of_training_on_the_whole_log_also_after_a_restart(tmp_path, toy, toy_log, log_reader):
+    folder = publish(tmp_path / "preprocess", toy, toy_log.iloc[:N_KNOWN], DECLARED)
     stage = start(folder, log_reader)
     frozen, clock_s = ask(stage)
-    np.testing.assert_allclose(frozen, expect(dataset, log.iloc[:N_KNOWN], DECLARED, clock_s), rtol=1e-6)
+    np.testing.assert_allclose(frozen, expect(toy, toy_log.iloc[:N_KNOWN], DECLARED, clock_s), rtol=1e-6)
     for first in range(N_KNOWN, N_EVENTS, 50):
-        write(log_reader.folder, log.iloc[first : first + 50])
+        write(log_reader.folder, toy_log.iloc[first : first + 50])
         followed, clock_s = ask(stage)
-    np.testing.assert_allclose(followed, expect(dataset, log, DECLARED, clock_s), rtol=1e-6)
+    np.testing.assert_allclose(followed, expect(toy, toy_log, DECLARED, clock_s), rtol=1e-6)
     assert (np.nanmax(np.abs(followed - frozen), axis=0) > 0.01).all()
     np.testing.assert_array_equal(ask(start(folder, log_reader))[0], followed)
 
 
-def test_time_without_events_ages_the_features_of_everybody(tmp_path, dataset, log, log_reader):
-    stage = start(publish(tmp_path / "preprocess", dataset, log.iloc[:N_KNOWN], DECLARED), log_reader)
-    later = log.iloc[-1:].assign(timestamp=int(log["timestamp"].iloc[N_KNOWN]) + 5 * DAY_S)
+def test_time_without_events_ages_the_features_of_everybody(tmp_path, toy, toy_log, log_reader):
+    stage = start(publish(tmp_path / "preprocess", toy, toy_log.iloc[:N_KNOWN], DECLARED), log_reader)
+    later = toy_log.iloc[-1:].assign(timestamp=int(toy_log["timestamp"].iloc[N_KNOWN]) + 5 * DAY_S)
     write(log_reader.folder, later)
     followed, clock_s = ask(stage)
     assert clock_s == later["timestamp"].iloc[0]
-    np.testing.assert_allclose(followed, expect(dataset, pd.concat([log.iloc[:N_KNOWN], later]), DECLARED, clock_s), rtol=1e-6)
+    np.testing.assert_allclose(followed, expect(toy, pd.concat([toy_log.iloc[:N_KNOWN], later]), DECLARED, clock_s), rtol=1e-6)
 
 
-def test_one_store_serves_generations_with_different_declarations(tmp_path, dataset, log, log_reader):
-    write(log_reader.folder, log.iloc[N_KNOWN:500])
-    publish(tmp_path / "first", dataset, log.iloc[:N_KNOWN], DECLARED)
-    publish(tmp_path / "second", dataset, log.iloc[:500], OTHERS)  # has learned these events
+def test_one_store_serves_generations_with_different_declarations(tmp_path, toy, toy_log, log_reader):
+    write(log_reader.folder, toy_log.iloc[N_KNOWN:500])
+    publish(tmp_path / "first", toy, toy_log.iloc[:N_KNOWN], DECLARED)
+    publish(tmp_path / "second", toy, toy_log.iloc[:500], OTHERS)  # has learned these events
     stages = {declared: start(tmp_path / name, log_reader) for name, declared in (("first", DECLARED), ("second", OTHERS))}
-    write(log_reader.folder, log.iloc[500:])
+    write(log_reader.folder, toy_log.iloc[500:])
     for declared, stage in stages.items():
         followed, clock_s = ask(stage)
-        np.testing.assert_allclose(followed, expect(dataset, log, declared, clock_s), rtol=1e-6)
+        np.testing.assert_allclose(followed, expect(toy, toy_log, declared, clock_s), rtol=1e-6)
 
 
-def test_an_erased_user_begins_with_what_the_generation_knew(tmp_path, dataset, log, log_reader):
-    folder = publish(tmp_path / "preprocess", dataset, log.iloc[:N_KNOWN], DECLARED)
-    write(log_reader.folder, log.iloc[N_KNOWN:])
+def test_an_erased_user_begins_with_what_the_generation_knew(tmp_path, toy, toy_log, log_reader):
+    folder = publish(tmp_path / "preprocess", toy, toy_log.iloc[:N_KNOWN], DECLARED)
+    write(log_reader.folder, toy_log.iloc[N_KNOWN:])
     with closing(Writer(log_reader.folder, Layout(), ("purchase",))) as writer:
         erase_user(writer, 7)
     followed, clock_s = ask(start(folder, log_reader))
-    left = pd.concat([log.iloc[:N_KNOWN], log.iloc[N_KNOWN:].query("user_id != 7")])
-    np.testing.assert_allclose(followed, expect(dataset, left, DECLARED, clock_s), rtol=1e-6)
+    left = pd.concat([toy_log.iloc[:N_KNOWN], toy_log.iloc[N_KNOWN:].query("user_id != 7")])
+    np.testing.assert_allclose(followed, expect(toy, left, DECLARED, clock_s), rtol=1e-6)
 
 
-def test_events_that_no_generation_learns_from_do_not_count(tmp_path, dataset, log, log_reader):
-    stage = start(publish(tmp_path / "preprocess", dataset, log.iloc[:N_KNOWN], DECLARED), log_reader)
-    write(log_reader.folder, log.iloc[N_KNOWN:], Flags(0))
+def test_events_that_no_generation_learns_from_do_not_count(tmp_path, toy, toy_log, log_reader):
+    stage = start(publish(tmp_path / "preprocess", toy, toy_log.iloc[:N_KNOWN], DECLARED), log_reader)
+    write(log_reader.folder, toy_log.iloc[N_KNOWN:], Flags(0))
     followed, clock_s = ask(stage)
-    np.testing.assert_allclose(followed, expect(dataset, log.iloc[:N_KNOWN], DECLARED, clock_s), rtol=1e-6)
+    np.testing.assert_allclose(followed, expect(toy, toy_log.iloc[:N_KNOWN], DECLARED, clock_s), rtol=1e-6)
 
 
-def test_of_more_new_users_than_fit_the_latest_ones_are_kept(tmp_path, dataset, log, log_reader):
-    store = UserStore(publish(tmp_path / "preprocess", dataset, log.iloc[:N_KNOWN], DECLARED) / "store")
+def test_of_more_new_users_than_fit_the_latest_ones_are_kept(tmp_path, toy, toy_log, log_reader):
+    store = UserStore(publish(tmp_path / "preprocess", toy, toy_log.iloc[:N_KNOWN], DECLARED) / "store")
     trends = UserTrends.of(store, ItemIndex(10 * np.arange(N_ITEMS)), log_reader, new_bytes=0)  # the least: 8,192 users
     assert trends is not None
     user_ids, at_s = 100 + np.arange(9_000), store.as_of_s + 60
-    write(log_reader.folder, log.iloc[:1].loc[np.zeros(9_000, int)].assign(user_id=user_ids, timestamp=at_s))
+    write(log_reader.folder, toy_log.iloc[:1].loc[np.zeros(9_000, int)].assign(user_id=user_ids, timestamp=at_s))
     assert trends.refresh()
     counts = trends.read(user_ids, at_s)[:, 0]
     assert set(counts.tolist()) == {0.0, 1.0}
@@ -149,8 +138,8 @@ def test_of_more_new_users_than_fit_the_latest_ones_are_kept(tmp_path, dataset, 
     assert counts.sum() > 4_000
 
 
-def test_an_unreadable_store_is_reported(tmp_path, dataset, log):
-    folder = publish(tmp_path / "preprocess", dataset, log.iloc[:N_KNOWN], DECLARED)
+def test_an_unreadable_store_is_reported(tmp_path, toy, toy_log):
+    folder = publish(tmp_path / "preprocess", toy, toy_log.iloc[:N_KNOWN], DECLARED)
     with closing(Writer(tmp_path / "live", Layout(), ("purchase",), shop="another")):
         pass
     with closing(Reader(tmp_path / "live", shop="toy")) as foreign:
