@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -71,21 +72,21 @@ def buy_daily(writer: Writer, clock: Clock, *users: int) -> None:
 def test_whole_days_move_into_parquet_segments_and_old_ones_go(writer, folder, clock):
     buy_daily(writer, clock, *range(10))
     clock.ms += DAY_MS // 2
-    done = maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms)
+    done = maintain(writer, replace(KEEP_ALL, key_days=2), clock.ms)
     assert (done.archived, [(s.first, s.last) for s in done.written]) == (8, [(1, 8)])
     assert pq.read_table(done.written[0].path)["user_id"].to_pylist() == list(range(8))
     clock.ms += DAY_MS
-    maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms)
+    maintain(writer, replace(KEEP_ALL, key_days=2), clock.ms)
     assert [(s.first, s.last) for s in list_segments(folder)] == [(1, 8), (9, 9)]
     assert writer.store.measure_archive_bytes() == sum(s.bytes for s in list_segments(folder))
-    assert [s.first for s in maintain(writer, Retention(2, 3.6, 0, 0, 0), clock.ms).dropped] == [1]
-    assert [s.first for s in maintain(writer, Retention(2, 0, 1, 0, 0), clock.ms).dropped] == [9]
+    assert [s.first for s in maintain(writer, replace(KEEP_ALL, key_days=2, archive_days=3.6), clock.ms).dropped] == [1]
+    assert [s.first for s in maintain(writer, replace(KEEP_ALL, key_days=2, archive_bytes=1), clock.ms).dropped] == [9]
     assert np.concatenate([sequences for sequences, _ in read_log(folder)]).tolist() == [10]
 
 
 def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(writer, folder, clock):
     buy_daily(writer, clock, 1, 2, 3)
-    done = maintain(writer, Retention(1_000, 0, 0, idle_days=1.5, most_users=0), clock.ms)
+    done = maintain(writer, replace(KEEP_ALL, idle_days=1.5), clock.ms)
     assert done.evicted == 2
     assert counts_of(folder, 1, 2, 3) == {3: KNOWN_COUNT + 1}
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
@@ -163,14 +164,14 @@ def test_what_a_later_generation_learned_of_a_user_reaches_the_answers(repositor
 def test_an_anonymous_session_is_forgotten_sooner_than_a_user(writer, folder, clock):
     session = FIRST_USER_ID - 5
     buy_daily(writer, clock, session, 1, session - 1)
-    kept = Retention(1_000, 0, 0, idle_days=100, most_users=0, session_hours=36)
+    kept = replace(KEEP_ALL, idle_days=100, session_hours=36)
     assert maintain(writer, kept, clock.ms).evicted == 1
     assert counts_of(folder, session, 1, session - 1).keys() == {1, session - 1}
 
 
 def test_the_longest_idle_users_beyond_a_number_are_forgotten(writer, folder, clock):
     buy_daily(writer, clock, 1, 2, 3, 1, 4)
-    assert maintain(writer, Retention(1_000, 0, 0, idle_days=0, most_users=2), clock.ms).evicted == 2
+    assert maintain(writer, replace(KEEP_ALL, most_users=2), clock.ms).evicted == 2
     assert counts_of(folder, 1, 2, 3, 4) == {1: KNOWN_COUNT + 2, 4: KNOWN_COUNT + 1}
     assert maintain(writer, KEEP_ALL, clock.ms).evicted == 0
 
@@ -187,7 +188,7 @@ def test_the_state_is_that_of_the_log_with_evictions_in_it(folder, clock):
         for _ in range(8):
             writer.append(events(rng, 30))
             clock.ms += DAY_MS
-            maintain(writer, Retention(3, 0, 0, idle_days=1.5, most_users=15), clock.ms)
+            maintain(writer, replace(KEEP_ALL, key_days=3, idle_days=1.5, most_users=15), clock.ms)
         for _, batch in read_log(folder):
             twin.apply(batch)
         with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
@@ -209,7 +210,7 @@ def test_events_that_the_generation_does_not_know_stay(writer, folder, clock, ex
     """A stage that starts counts them again."""
     buy_daily(writer, clock, *range(today))
     exported_until_ms = None if exported_on is None else START_MS + exported_on * DAY_MS
-    maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms, exported_until_ms)
+    maintain(writer, replace(KEEP_ALL, key_days=2), clock.ms, exported_until_ms)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert [unpack([packed]).headers["user_id"][0] for _, packed in snapshot.read_events()] == list(left)
 
@@ -220,7 +221,7 @@ def test_a_store_that_is_half_full_keeps_no_more_than_it_must(folder, clock):
         while writer.store.measure_size_bytes() <= settings.store_bytes / 2:
             writer.append(events(rng, 100))
         clock.ms += 5 * DAY_MS
-        assert maintain(writer, Retention(2, 0, 0, 0, 0), clock.ms, exported_until_ms=START_MS).archived > 0
+        assert maintain(writer, replace(KEEP_ALL, key_days=2), clock.ms, exported_until_ms=START_MS).archived > 0
 
 
 def test_only_one_process_maintains_a_store(writer, folder):

@@ -26,6 +26,7 @@ from tests.interrupting import Killed, called_on_return, free, interrupted_at, k
 from tests.present import present
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.updating import (
+    NOTHING,
     ROWS,
     TABLE,
     WIDTH,
@@ -40,7 +41,6 @@ from tests.unit.tables.updating import (
 from tests.waiting import until
 
 MODULES = (backlog, table, ring, slots, cached_table, marks, rocks_store)  # all that run while an update is applied
-NOTHING_GONE = {"items": LogPosition.at({})}
 
 
 def test_an_update_reaches_every_level_and_every_instance(config, instances, start_applier):
@@ -89,7 +89,7 @@ def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config
         applier.apply("items", batch)
     applier.close()
     tiers, applier = instances(), start_applier(config)
-    start = applier.start({"items": LogPosition.at({3: 1})}, NOTHING_GONE)  # only the first was committed
+    start = applier.start({"items": LogPosition.at({3: 1})}, NOTHING)  # only the first was committed
     assert start.available["items"][3] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
@@ -200,7 +200,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, start_ap
     tiers, log, keys, shown = instances(), Log(), np.arange(0, ROWS, 2), []
     for turn in count():
         before, after, dead = versions(keys, 2 * turn), versions(keys, 2 * turn + 1), start_applier(config)
-        dead.start({"items": LogPosition.at({})}, NOTHING_GONE)
+        dead.start(NOTHING, NOTHING)
         dead.apply("items", log.batch(keys, before))
         batch = log.batch(keys, after)
         try:
@@ -215,7 +215,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, start_ap
         assert_stays(tiers, keys, after if is_shown else before)
         dead.close()
         successor = start_applier(config)
-        successor.start({"items": LogPosition.at({})}, NOTHING_GONE)
+        successor.start(NOTHING, NOTHING)
         successor.drain()
         assert_stays(tiers, keys, after if is_shown else before)
         successor.apply("items", batch)
@@ -264,7 +264,7 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
         return applier.lost_rows
 
     until(has_lost_rows)
-    assert applier.start({"items": LogPosition.at({0: 2})}, NOTHING_GONE).available["items"][0] == 0  # committed was 2
+    assert applier.start({"items": LogPosition.at({0: 2})}, NOTHING).available["items"][0] == 0  # committed was 2
     for batch in batches:
         applier.apply("items", batch)
     np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
@@ -288,7 +288,7 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
         tiers.settle()
     applier = start_applier(config)
     committed = LogPosition.at({0: 2})
-    assert applier.start({"items": committed}, NOTHING_GONE).available["items"][0] == 0
+    assert applier.start({"items": committed}, NOTHING).available["items"][0] == 0
     for batch in batches:
         applier.apply("items", batch)
     assert_answer(tiers.lookup("items", np.array([key])), versions([key], 1), degraded=False)
@@ -333,12 +333,12 @@ def test_new_memory_knows_what_the_database_had(config, instances, start_applier
     applier.apply("items", Log().batch(np.array([key]), versions([key], 1)))
     applier.close()
     tiers, applier = instances(second), start_applier(second)
-    applier.start({"items": LogPosition.at({})}, NOTHING_GONE)
+    applier.start(NOTHING, NOTHING)
     applier.close()
     damaged(config, tiers)
     assert gives_doubtful_rows(tiers, key)
     applier = start_applier(second)
-    applier.start({"items": LogPosition.at({})}, NOTHING_GONE)
+    applier.start(NOTHING, NOTHING)
     applier.drain()
     assert gives_doubtful_rows(tiers, key)
 
@@ -365,7 +365,7 @@ def test_what_the_log_no_longer_has_is_done_without(config, instances, start_app
     """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
     instances()
     applier, log, keys, gone = start_applier(config), Log(), np.arange(ROWS), LogPosition.at({0: 5})
-    start = applier.start({"items": LogPosition.at({})}, {"items": gone})
+    start = applier.start(NOTHING, {"items": gone})
     assert (start.wanted["items"][0], start.available["items"][0]) == (0, 5)
     log.length = 5
     applier.apply("items", log.batch(keys, versions(keys, 5)))
@@ -373,7 +373,7 @@ def test_what_the_log_no_longer_has_is_done_without(config, instances, start_app
     assert ring.stored == ring.head
     applier.close()
     again = start_applier(config)
-    assert again.start({"items": LogPosition.at({})}, {"items": gone}).wanted["items"][0] == 0
+    assert again.start(NOTHING, {"items": gone}).wanted["items"][0] == 0
     store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
     assert store.read_position("items")[0] == 6
     store.close()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -131,51 +131,41 @@ def test_files_that_go_away_every_time_are_said(stores, folder):
         secondary.catch_up()
 
 
-def test_what_is_read_in_the_middle_is_read_again(stores, folder):
-    """The reader has rows that are behind, and is given them only when they are not."""
-    writer, secondary = stores
-    begun, reading, versions = threading.Event(), threading.Event(), []
-
-    def read() -> None:
-        begun.wait(10)
-        with called_on_return(reading.set, decode_vectors):
-            versions.append(version_in(secondary))
-
-    def meanwhile() -> None:
-        begun.set()
-        assert reading.wait(10)
-
-    update(writer, 5)
-    reader = threading.Thread(target=read)
-    reader.start()
-    with Replacements(folder, 1, meanwhile).watching():
-        secondary.catch_up()
-    reader.join(10)
-    assert versions == [5]
-
-
-def test_nothing_is_read_where_catching_up_failed(stores, folder):
-    """Rows may be behind what was read before."""
-    writer, secondary = stores
+@contextmanager
+def reading_in_the_middle(store: RocksStore, folder: Path, times: int) -> Iterator[Future[float]]:
+    """Let a thread read while files go away `times` times as the block catches up. Yield the version that it gets."""
     begun, reading = threading.Event(), threading.Event()
 
     def read() -> float:
         begun.wait(10)
         with called_on_return(reading.set, decode_vectors):
-            return version_in(secondary)
+            return version_in(store)
 
-    def begin() -> None:
+    def meanwhile() -> None:
         begun.set()
-        reading.wait(10)
+        assert reading.wait(10)
 
+    with ThreadPoolExecutor(1) as thread, Replacements(folder, times, meanwhile).watching():
+        yield thread.submit(read)
+
+
+def test_what_is_read_in_the_middle_is_read_again(stores, folder):
+    """The reader has rows that are behind, and is given them only when they are not."""
+    writer, secondary = stores
     update(writer, 5)
-    with ThreadPoolExecutor(1) as thread:
-        version = thread.submit(read)
-        failing = Replacements(folder, MOST_TRIES, begin)
-        with failing.watching(), pytest.raises(DependencyError):
-            secondary.catch_up()
-        with pytest.raises(DependencyError, match="opened again"):
-            version.result()
+    with reading_in_the_middle(secondary, folder, times=1) as version:
+        secondary.catch_up()
+    assert version.result() == 5
+
+
+def test_nothing_is_read_where_catching_up_failed(stores, folder):
+    """Rows may be behind what was read before."""
+    writer, secondary = stores
+    update(writer, 5)
+    with reading_in_the_middle(secondary, folder, MOST_TRIES) as version, pytest.raises(DependencyError):
+        secondary.catch_up()
+    with pytest.raises(DependencyError, match="opened again"):
+        version.result()
 
 
 def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder):

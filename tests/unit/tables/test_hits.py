@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from numba import TypingError
 
 from serving.tables.store import hits
-from serving.tables.store.cached_table import CachedTable
-from serving.tables.store.complete_table import CompleteTable
-from serving.tables.store.memory import PrivateBlock
 from serving.tables.store.row_formats import RowCodec
 from tests.present import present
 from tests.unit.tables import hits_oracle
+from tests.unit.tables.slot_tables import Table, make_table
 
 FORMATS = ("fp32", "fp16", "int8", "int4")
 WIDTHS = (1, 2, 4, 5, 7, 8, 9, 12, 16, 19, 32)
@@ -69,15 +67,12 @@ def test_a_complete_table_refuses_keys_outside(row_format):
             np.testing.assert_array_equal(bits(vectors), bits(codec.decode(stored[keys])))
 
 
-def cached(codec: RowCodec, capacity: int, keys: np.ndarray) -> tuple[CachedTable, dict[str, np.ndarray]]:
+def filled(kind: str, codec: RowCodec, size: int, keys: np.ndarray) -> tuple[Table, dict[str, np.ndarray]]:
     """Return a table that was asked to hold `keys`, and the arrays of its memory by name."""
-    sections = CachedTable.make_sections(capacity, codec)
-    block = PrivateBlock(sections.nbytes)
-    CachedTable.initialise(block.view, sections)
-    table = CachedTable(block, sections, codec, block.view)
+    table, memory = make_table(kind, codec, size)
     with table.writing():
         table.insert(keys, some_rows(codec, len(keys), np.random.default_rng(1)))
-    return table, {name: sections.view_array(block.view, name) for name in sections.specs}
+    return table, memory
 
 
 keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), max_size=60)
@@ -87,7 +82,7 @@ keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), m
 @given(held=st.lists(st.integers(0, 125), min_size=3, max_size=100, unique=True), asked=keys_asked)
 def test_a_cached_table_reads_what_numpy_reads(row_format, held, asked):
     codec = RowCodec(row_format, 11)
-    (table, memory), keys = cached(codec, 64, np.array(held, np.int64)), np.array(asked, np.int64)
+    (table, memory), keys = filled("cached", codec, 64, np.array(held, np.int64)), np.array(asked, np.int64)
     owner, uses = memory["owner"], memory["uses"]
     expected = hits_oracle.find_cached(owner, keys)
     np.testing.assert_array_equal(np.isin(keys, owner[owner != hits.NO_KEY]), expected >= 0)
@@ -103,7 +98,7 @@ def test_a_cached_table_reads_what_numpy_reads(row_format, held, asked):
 def test_a_read_of_many_keys_is_that_of_its_parts():
     """More than are asked of memory at once, in one part of them all there, in another some missing."""
     codec, rng = RowCodec("fp32", 16), np.random.default_rng(7)
-    table, _ = cached(codec, 4096, np.arange(2000))
+    table, _ = filled("cached", codec, 4096, np.arange(2000))
     inserted = np.arange(2000)
     _, gone = table.read(inserted)  # thrown out by those of their set that came later
     held = inserted if gone is None else inserted[~gone]
@@ -153,7 +148,7 @@ def test_a_complete_table_with_a_hole_is_not_read_blindly():
 
 
 def test_reads_count_as_uses_after_a_miss_and_now_and_then():
-    table, memory = cached(RowCodec("fp32", 16), 64, np.arange(8))
+    table, memory = filled("cached", RowCodec("fp32", 16), 64, np.arange(8))
     held = memory["owner"][memory["owner"] != hits.NO_KEY]
     asked, slot = held[:1].copy(), int(np.flatnonzero(memory["owner"] == held[0])[0])
 
@@ -180,16 +175,7 @@ def test_uses_count_once_a_read_and_end_at_the_most():
 @pytest.mark.parametrize("kind", ["complete", "cached"])
 def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
     """The slow way, slot by slot, that a read goes when the table's epoch is odd."""
-    codec, keys = RowCodec(row_format, 16), np.arange(40)
-    if kind == "complete":
-        sections = CompleteTable.make_sections(50, codec)
-        block = PrivateBlock(sections.nbytes)
-        CompleteTable.initialise(block.view, 50, codec)
-        table: CompleteTable | CachedTable = CompleteTable(block, sections, codec, block.view)
-        with table.writing():
-            table.insert(keys, some_rows(codec, 40, np.random.default_rng(2)))
-    else:
-        table, _ = cached(codec, 64, keys)
+    table, _ = filled(kind, RowCodec(row_format, 16), 64 if kind == "cached" else 50, np.arange(40))
     asked = np.array([3, 3, 39, 45, 0, -7, 99])
     vectors, missing = table.read(asked)
     with table.writing():

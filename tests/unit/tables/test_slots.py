@@ -17,13 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.tables.store import cached_table, complete_table, marks, slots
-from serving.tables.store.cached_table import CachedTable
-from serving.tables.store.complete_table import CompleteTable
 from serving.tables.store.hits import WAYS
-from serving.tables.store.memory import PrivateBlock, SharedBlock
 from serving.tables.store.row_formats import RowCodec
 from tests.interrupting import Killed, free, interrupted_at, kill
+from tests.present import present
 from tests.processes import PROCESSES
+from tests.unit.tables.slot_tables import Table, make_table
 
 WIDTH = 4
 CODEC = RowCodec("fp32", WIDTH)
@@ -32,32 +31,9 @@ N_KEYS = 64
 MODULES = (slots, complete_table, cached_table, marks)  # all that run while rows are read and written
 
 
-def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
-    """A table for the keys 0 … n_keys - 1; roomy enough not to evict unless `capacity` says otherwise."""
-    return table_and_memory(kind, capacity, path, n_keys)[0]
-
-
-def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
-    """Return such a table, and the arrays of its memory by name."""
-    if kind == "complete":
-        sections = CompleteTable.make_sections(n_keys, CODEC)
-        make: type[CompleteTable] | type[CachedTable] = CompleteTable
-
-        def initialise(view):
-            CompleteTable.initialise(view, n_keys, CODEC)
-    else:
-        sections = CachedTable.make_sections(capacity, CODEC)
-        make = CachedTable
-
-        def initialise(view):
-            CachedTable.initialise(view, sections)
-
-    if path is not None:
-        block: SharedBlock | PrivateBlock = SharedBlock(path, sections.nbytes, initialise)
-    else:
-        block = PrivateBlock(sections.nbytes)
-        initialise(block.view)
-    return make(block, sections, CODEC, block.view), {name: sections.view_array(block.view, name) for name in sections.specs}
+def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS) -> Table:
+    """Return a table for the keys 0 … n_keys - 1; roomy enough not to evict unless `capacity` says otherwise."""
+    return make_table(kind, CODEC, n_keys if kind == "complete" else capacity, path)[0]
 
 
 def rows_of(keys: Sequence[int] | np.ndarray, version: int = 0) -> np.ndarray:
@@ -126,7 +102,7 @@ def test_keys_that_share_set_and_tag_are_told_apart():
     rows, missing = table.read(keys)
     assert missing is None
     np.testing.assert_array_equal(rows, rows_of(keys))
-    assert table.read(np.array([99 << 16]))[1].all()
+    assert present(table.read(np.array([99 << 16]))[1]).all()
 
 
 def test_frequent_rows_stay_when_others_pass_through():
@@ -142,7 +118,7 @@ def test_frequent_rows_stay_when_others_pass_through():
 
 
 def test_one_insertion_in_so_many_halves_the_counts_of_its_set():
-    table, memory = table_and_memory("cached", capacity=WAYS)
+    table, memory = make_table("cached", CODEC, WAYS)
     put(table, range(WAYS))
     uses, halved = memory["uses"], []
     for key in range(WAYS, WAYS + 2 * cached_table.HALVE_EVERY):
@@ -227,7 +203,7 @@ def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind):
         put(table, [5, 6])
         with interrupted_at(writes, *MODULES) as n_run:
             rows, missing = table.read(keys)
-        assert np.flatnonzero(missing).tolist() == [N_KEYS]
+        assert np.flatnonzero(present(missing)).tolist() == [N_KEYS]
         np.testing.assert_array_equal(rows[:-1][~np.isin(keys[:-1], [5, 6])], rows_of(np.setdiff1d(keys[:-1], [5, 6])))
         assert set((rows[[5, 6]] - rows_of([5, 6])).ravel().tolist()) <= {0, 1, 2}
         n_rereads += n_run[0] > n_lines[0]
@@ -248,7 +224,7 @@ def test_a_writer_that_dies_at_any_line_leaves_no_torn_row(kind, written):
                 put(table, written, version=7)
         except Killed:
             free(table.lock)
-            shown.append(check_after_death(table, before, absent, written))
+            shown.append(check_after_death(table, before, present(absent), written))
         else:
             break
     turns = [state for place, state in enumerate(shown) if place == 0 or shown[place - 1] != state]

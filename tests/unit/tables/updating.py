@@ -19,11 +19,13 @@ from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import WRITER_FILE
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
+from serving.tables.store.log_position import LogPosition
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.updater import Updater
 
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
+NOTHING = {"items": LogPosition.at({})}  # of the log
 GROUP = name_consumer_group(socket.gethostname())
 
 

@@ -16,7 +16,7 @@ from tests.interrupting import called_on_return
 from tests.present import present
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, version
-from tests.unit.tables.updating import Log
+from tests.unit.tables.updating import NOTHING, Log
 from tests.waiting import until
 
 
@@ -39,7 +39,7 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
     applier.apply("items", batches[3].select(slice(0, 20)))
     assert applier.lost_rows
     assert tiers.lookup("items", keys).degraded  # most rows come from Redis
-    start = applier.start({"items": LogPosition.at({0: 3})}, {"items": LogPosition.at({})})
+    start = applier.start({"items": LogPosition.at({0: 3})}, NOTHING)
     assert start.available["items"][0] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
@@ -84,7 +84,7 @@ def test_lost_writes_are_detected_without_an_update_and_cached_rows_are_dropped(
     assert applier.lost_rows
     assert late.lookup("items", keys).degraded
     committed = LogPosition.at({0: 2})
-    assert applier.start({"items": committed}, {"items": LogPosition.at({})}).available["items"][0] == 1
+    assert applier.start({"items": committed}, NOTHING).available["items"][0] == 1
     applier.apply("items", batches[1])
     for instance in (tiers, late):
         assert right(instance, version(1), degraded=False)
@@ -109,7 +109,7 @@ def test_messages_without_rows_are_no_loss(config, start_applier):
     applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
     applier.close()
     again, committed = start_applier(config), LogPosition.at({0: 3})
-    again.start({"items": committed}, {"items": LogPosition.at({})})
+    again.start({"items": committed}, NOTHING)
     again.check_redis()
     assert not again.lost_rows
 
@@ -122,11 +122,11 @@ def test_a_new_updater_detects_lost_writes_that_were_not_yet_committed(config, s
         applier.apply("items", batch)
     applier.close()
     lose_all_but(batches[0], config, "items")
-    again, nothing = start_applier(config), {"items": LogPosition.at({})}
-    again.start(nothing, nothing)
+    again = start_applier(config)
+    again.start(NOTHING, NOTHING)
     again.check_redis()
     assert again.lost_rows
-    again.start(nothing, nothing)
+    again.start(NOTHING, NOTHING)
     again.check_redis()
     assert not again.lost_rows
     for batch in batches:
@@ -168,7 +168,7 @@ def test_a_log_that_starts_anew_is_read_anew(config, machine):
         applier.apply("items", log.batch(keys, version(number)))
     applier.forget_log("items", 0)
     assert applier.lost_rows
-    start = applier.start({"items": LogPosition.at({})}, {"items": LogPosition.at({})})
+    start = applier.start(NOTHING, NOTHING)
     assert not start.available["items"].to_dict()
     applier.apply("items", Log().batch(keys, version(7)))
     np.testing.assert_array_equal(redis_rows(config), version(7))
