@@ -29,18 +29,15 @@ def changed(tmp_path: Path, *replacements: tuple[str, str]) -> Path:
     return path
 
 
+def make_document(tmp_path: Path, *replacements: tuple[str, str]) -> dict:
+    """Return the ps.json of the default description with replacements."""
+    description = read_description(changed(tmp_path, *replacements))
+    return build_ps_document(description, plan_levels(description.specs, description.budgets))
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
-    [
-        (0, 0),
-        (7, 7),
-        ("12", 12),
-        ("1 KiB", 1024),
-        ("1.5MiB", 1_572_864),
-        ("2 GiB", 2**31),
-        ("3 B", 3),
-        ("9" * 400, int("9" * 400)),
-    ],
+    [(0, 0), ("12", 12), ("1 KiB", 1024), ("1.5MiB", 1_572_864), ("2 GiB", 2**31), ("3 B", 3), ("9" * 400, int("9" * 400))],
 )
 def test_bytes(text, count):
     assert parse_bytes(text) == count
@@ -53,14 +50,8 @@ def test_bytes_that_are_none(text):
 
 
 def test_human_bytes():
-    assert [format_bytes(n) for n in (0, 1023, 1536, 5 * 2**20, 2**40, 2**50)] == [
-        "0 B",
-        "1023 B",
-        "1.5 KiB",
-        "5.0 MiB",
-        "1.0 TiB",
-        "1024.0 TiB",
-    ]
+    sizes = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 * 2**20: "5.0 MiB", 2**40: "1.0 TiB", 2**50: "1024.0 TiB"}
+    assert [format_bytes(size) for size in sizes] == list(sizes.values())
 
 
 @pytest.mark.parametrize(
@@ -122,17 +113,12 @@ def test_a_partial_l2_caches_what_it_missed(tmp_path):
 
 
 def test_without_l2_or_l3(tmp_path):
-    without_l2 = read_description(changed(tmp_path, ('l2 = "1 GiB"', "l2 = 0")))
-    document = build_ps_document(without_l2, plan_levels(without_l2.specs, without_l2.budgets))
-    assert document["volatile_db"] == {"type": "disabled"}
-    without_l3 = read_description(changed(tmp_path, ('l3 = "8 GiB"', "l3 = 0")))
-    document = build_ps_document(without_l3, plan_levels(without_l3.specs, without_l3.budgets))
-    assert "persistent_db" not in document
+    assert make_document(tmp_path, ('l2 = "1 GiB"', "l2 = 0"))["volatile_db"] == {"type": "disabled"}
+    assert "persistent_db" not in make_document(tmp_path, ('l3 = "8 GiB"', "l3 = 0"))
 
 
 def test_redis(tmp_path):
-    description = read_description(changed(tmp_path, ('type = "parallel_hash_map"', 'type = "redis_cluster"')))
-    volatile = build_ps_document(description, plan_levels(description.specs, description.budgets))["volatile_db"]
+    volatile = make_document(tmp_path, ('type = "parallel_hash_map"', 'type = "redis_cluster"'))["volatile_db"]
     assert (volatile["type"], volatile["address"], volatile["num_node_connections"]) == ("redis_cluster", "127.0.0.1:7000", 5)
 
 

@@ -193,8 +193,7 @@ def test_weights_the_wrong_way_round():
 
 
 def test_layers_that_do_not_fit():
-    arrays = weights(np.random.default_rng(1))
-    layers = make_layers(arrays)
+    layers = make_layers(weights(np.random.default_rng(1)))
     with pytest.raises(ExportError, match=r"layer top0 takes 11 values\. Expected 15, the width of the interaction"):
         check_layers(layers, 4)
     with pytest.raises(ExportError, match=r"layer bottom1 takes 8 values\. Expected 4"):

@@ -31,6 +31,10 @@ SHAPES = {
 }
 
 
+def make_items(**settings) -> TableConfig:
+    return TableConfig("items", ROWS, WIDTH, **settings)
+
+
 class DictionaryTwin:
     """Gives what a lookup must give: the row of the key as its format keeps it, or the default."""
 
@@ -48,7 +52,7 @@ class DictionaryTwin:
 def test_exact_mode_is_a_dictionary_bit_for_bit(shape, below, row_format, source, open_tiers, tmp_path):
     rows = random_rows(ROWS, WIDTH)
     rocksdb = RocksConfig(str(tmp_path / "db")) if below == "rocksdb" else None
-    table = TableConfig("items", ROWS, WIDTH, row_format, default=0.5, **SHAPES[shape])
+    table = make_items(row_format=row_format, default=0.5, **SHAPES[shape])
     tiers = open_tiers(table, source=source(items=rows), rocksdb=rocksdb, warm=False)
     twin = DictionaryTwin(rows, row_format, 0.5)
 
@@ -68,7 +72,7 @@ def test_exact_mode_is_a_dictionary_bit_for_bit(shape, below, row_format, source
 def test_keys_of_any_shape_and_integer_type(source, open_tiers):
     """As the stages ask: [B, C] slices of int32 arrays."""
     rows = random_rows(ROWS, WIDTH)
-    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l1_rows=ROWS, l2_rows=64), source=source(items=rows))
+    tiers = open_tiers(make_items(l1_rows=ROWS, l2_rows=64), source=source(items=rows))
     keys = np.random.default_rng(0).integers(0, ROWS, (3, 5, 2)).astype(np.int32)[..., 1]
     np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
     assert tiers.lookup("items", keys[:0]).values.shape == (0, 5, WIDTH)
@@ -76,7 +80,7 @@ def test_keys_of_any_shape_and_integer_type(source, open_tiers):
 
 def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
     tables = {"items": random_rows(ROWS, WIDTH), "users": random_rows(50, 3, seed=1)}
-    configs = (TableConfig("items", ROWS, WIDTH, l1_rows=16), TableConfig("users", 50, 3, l1_rows=16))
+    configs = (make_items(l1_rows=16), TableConfig("users", 50, 3, l1_rows=16))
     tiers = open_tiers(configs, source=source(**tables), rocksdb=RocksConfig(str(tmp_path / "db")), warm=False)
     waves = []
     wanted = {"items": np.array([1, 2, 1, 399]), "users": np.array([0, 49, 50])}
@@ -90,7 +94,7 @@ def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
 def with_l1_of(keys: np.ndarray, threshold: float, open_tiers, source) -> tuple[LeveledTables, np.ndarray]:
     """LeveledTables whose L1 holds exactly `keys`, after one look-up of them -> (tiers, the table's rows)."""
     rows = random_rows(ROWS, WIDTH)
-    table = TableConfig("items", ROWS, WIDTH, l1_rows=ROWS * 4, l2_rows=ROWS, default=0.25)
+    table = make_items(l1_rows=ROWS * 4, l2_rows=ROWS, default=0.25)
     tiers = open_tiers(table, source=source(items=rows), hit_rate_threshold=threshold, warm=False)
     tiers.lookup("items", keys)
     tiers.settle()
@@ -116,7 +120,7 @@ def test_the_threshold_means_what_hps_means(threshold, waits, open_tiers, source
 
 
 def test_a_look_up_is_not_marked_by_a_degraded_one_in_another_thread(open_tiers, source, tmp_path):
-    tables = (TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), TableConfig("users", ROWS, WIDTH, l2_rows=64))
+    tables = (make_items(l2_rows=ROWS), TableConfig("users", ROWS, WIDTH, l2_rows=64))
     open_tiers(tables, source=source(items=random_rows(ROWS, WIDTH), users=random_rows(ROWS, WIDTH)))  # fills L2
     (tmp_path / "db").write_text("not a database")
     tiers = open_tiers(tables, rocksdb=RocksConfig(str(tmp_path / "db")), warm=False)
@@ -139,14 +143,12 @@ def test_unknown_keys_get_the_default_in_every_mode(open_tiers, source):
 
 def test_a_default_vector_per_table(open_tiers, source):
     default = tuple(np.arange(WIDTH, dtype=np.float32).tolist())
-    tiers = open_tiers(
-        TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=default), source=source(items=random_rows(ROWS, WIDTH))
-    )
+    tiers = open_tiers(make_items(l2_rows=ROWS, default=default), source=source(items=random_rows(ROWS, WIDTH)))
     np.testing.assert_array_equal(tiers.lookup("items", np.array([ROWS])).values, [default])
 
 
 def test_rows_below_are_promoted_so_that_the_next_request_hits(open_tiers, source, tmp_path):
-    table = TableConfig("items", ROWS, WIDTH, l1_rows=128, l2_rows=128)
+    table = make_items(l1_rows=128, l2_rows=128)
     settings = {"source": source(items=random_rows(ROWS, WIDTH)), "rocksdb": RocksConfig(str(tmp_path / "db"))}
     tiers, keys = open_tiers(table, **settings, warm=False), np.arange(10)
     for _ in range(2):
@@ -172,7 +174,7 @@ def test_metrics_add_up(open_tiers, source):
 
 
 def test_an_unknown_table_is_refused(open_tiers, source):
-    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
+    tiers = open_tiers(make_items(l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
     with pytest.raises(RequestError, match="'users'"):
         tiers.lookup("users", np.arange(3))
 
@@ -181,7 +183,7 @@ def test_load_reads_the_folder(tmp_path: Path, source):
     rows = random_rows(ROWS, WIDTH)
     config = LevelsConfig(
         "rank",
-        (TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=(1.0,) * WIDTH),),
+        (make_items(l2_rows=ROWS, default=(1.0,) * WIDTH),),
         "load",
         str(tmp_path),
         source=source(items=rows),
@@ -198,7 +200,7 @@ def test_load_reads_the_folder(tmp_path: Path, source):
 
 def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source):
     """It does not even open the tables that L2 is filled from."""
-    table = TableConfig("items", ROWS, WIDTH, l2_rows=ROWS)
+    table = make_items(l2_rows=ROWS)
     folder = source(items=random_rows(ROWS, WIDTH))
     open_tiers(table, source=folder)
     shutil.rmtree(folder)

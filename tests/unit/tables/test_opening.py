@@ -36,6 +36,12 @@ def shared(tmp_path, monkeypatch) -> Path:
     return tmp_path / "shared"
 
 
+@pytest.fixture
+def folder(source) -> Path:
+    """A folder with a table of 50 items."""
+    return Path(source(items=random_rows(50, 4)))
+
+
 def test_without_settings_answers_are_those_of_the_plain_tables(source, shared):
     folder = Path(source(items=random_rows(50, 4), users=random_rows(9, 3)))
     tiers, plain = open_tables(folder, "rank"), EmbeddingTables.load(folder)
@@ -46,8 +52,7 @@ def test_without_settings_answers_are_those_of_the_plain_tables(source, shared):
     tiers.close()
 
 
-def test_settings_beside_the_tables(source, shared, tmp_path):
-    folder = Path(source(items=random_rows(50, 4)))
+def test_settings_beside_the_tables(folder, shared, tmp_path):
     table = TableConfig("items", 50, 4, l1_rows=8, l2_rows=16)
     LevelsConfig("rank", (table,), "moved", str(shared), rocksdb=RocksConfig(str(tmp_path / "db")), source=".").write(
         folder / CONFIG_FILE
@@ -60,8 +65,7 @@ def test_settings_beside_the_tables(source, shared, tmp_path):
 
 
 @pytest.mark.parametrize("row_format", ["fp32", "fp16"])
-def test_tables_as_exported_are_those_of_the_files_whatever_updates_the_machine_has_had(source, shared, row_format):
-    folder = Path(source(items=random_rows(50, 4)))
+def test_tables_as_exported_are_those_of_the_files_whatever_updates_the_machine_has_had(folder, shared, row_format):
     table = TableConfig("items", 50, 4, l2_rows=50, row_format=row_format)
     LevelsConfig("rank", (table,), "same", str(shared), source=".").write(folder / CONFIG_FILE)
     keys = np.arange(50)
@@ -85,16 +89,15 @@ def test_relative_paths(tmp_path):
     assert replace(read, source="tables", rocksdb=RocksConfig("rank-3")) == config
 
 
-def test_another_export_gets_rows_of_its_own(source, shared):
-    folder = Path(source(items=random_rows(50, 4)))
+def test_another_export_gets_rows_of_its_own(folder, shared):
     first = plan_in_memory(folder, "rank")
     assert plan_in_memory(folder, "rank") == first
     np.save(folder / "items.npy", random_rows(60, 4))
     assert plan_in_memory(folder, "rank").arena != first.arena
 
 
-def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
-    config = plan_in_memory(Path(source(items=random_rows(50, 4))), "rank")
+def test_small_shared_memory_is_left_alone(folder, shared, monkeypatch):
+    config = plan_in_memory(folder, "rank")
     assert choose_shared_root(config) == shared
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     assert choose_shared_root(config) == Path(tempfile.gettempdir())
@@ -115,14 +118,14 @@ def test_a_database_beside_ours_that_cannot_be_judged_is_left_alone(config, inst
     assert beside.exists()
 
 
-def test_a_table_that_is_needed_and_not_there(source):
+def test_a_table_that_is_needed_and_not_there(folder):
     with pytest.raises(ArtifactError, match=r"lacks the tables \['users'\]"):
-        open_tables(Path(source(items=random_rows(50, 4))), "rank", ("items", "users"))
+        open_tables(folder, "rank", ("items", "users"))
 
 
-def test_tables_that_nobody_closes_leave_no_thread(source, shared):
+def test_tables_that_nobody_closes_leave_no_thread(folder, shared):
     before = set(threading.enumerate())  # the threads, not their number: those of earlier tests may end meanwhile
-    tiers = open_tables(Path(source(items=random_rows(50, 4))), "rank")
+    tiers = open_tables(folder, "rank")
     (own,) = set(threading.enumerate()) - before
     del tiers
     gc.collect()
