@@ -162,16 +162,6 @@ def test_what_arrived_since_a_time_is_found_in_store_and_archive(writer, folder,
     assert [sequence for part, _ in read_log(folder, starts[6]) for sequence in part.tolist()] == places[6:]
 
 
-def test_segments_are_dropped_by_age_and_by_size(writer, folder, clock):
-    fill(writer, clock, days=4)
-    for day in (1, 2, 3):
-        compact(writer, older_than_ms=START_MS + day * DAY_MS)
-    assert [(s.first, s.last) for s in list_segments(folder)] == [(1, 50), (51, 100), (101, 150)]
-    assert [s.first for s in drop_segments(folder, START_MS + DAY_MS, None)] == [1]
-    assert [s.first for s in drop_segments(folder, None, list_segments(folder)[-1].bytes)] == [51]
-    assert whole_log(folder)[0] == list(range(101, 201))
-
-
 def test_a_replay_finds_the_store_as_it_is_and_mends_what_differs(writer, folder, clock):
     fill(writer, clock, days=3)
     compact(writer, older_than_ms=START_MS + DAY_MS)

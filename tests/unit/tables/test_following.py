@@ -241,15 +241,15 @@ def test_a_row_is_not_hidden_where_another_table_keeps_the_log(folder):
     writer.close()
 
 
-class Told:
-    """A database and its folder, whose files a test sets."""
+class Told(Following):
+    """Follows a database that stands for one: a test sets which files are there, and which of them it reads."""
 
     def __init__(self, files: set[str], live: set[str]) -> None:
         self.there, self.live, self.times_opened = files, live, 0
-        self.following = FollowingTold(self)
-        self.following.open()
+        super().__init__(Path(), "it", self.open_database)
+        self.open()
 
-    def open(self) -> Told:
+    def open_database(self) -> Told:
         self.times_opened += 1
         return self
 
@@ -259,14 +259,8 @@ class Told:
     def live_files(self) -> list[dict[str, Any]]:
         return [{"name": name} for name in self.live]
 
-
-class FollowingTold(Following):
-    def __init__(self, told: Told) -> None:
-        super().__init__(Path(), "it", told.open)
-        self._told = told
-
     def list_files(self) -> set[str]:
-        return set(self._told.there)
+        return set(self.there)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +281,7 @@ def test_it_opens_the_database_again_only_where_rows_may_be_hidden(seen, times_o
     database = Told(names({"M-1", "2.log"}), set())
     for files, live in seen:
         database.there, database.live = database.there | names(files), live
-        database.following.catch_up()
+        database.catch_up()
         database.there = names(files)
-        database.following.catch_up()
+        database.catch_up()
     assert database.times_opened == times_opened

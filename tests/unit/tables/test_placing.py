@@ -26,11 +26,3 @@ def test_rows_are_placed_as_by_numpy(sets, uses, empty):
     expected_placed, expected_slots = hits_oracle.place(sets, uses, empty)
     np.testing.assert_array_equal(placed[:count], expected_placed)
     np.testing.assert_array_equal(slots[:count], expected_slots)
-
-
-def test_empty_slots_come_before_the_least_used_and_eight_rows_fill_a_set():
-    uses, empty = np.array([9, 3, 0, 3, 255, 7, 0, 1], np.uint8), np.array([0b0010_0000], np.uint8)
-    placed, slots = np.empty(9, np.int64), np.empty(9, np.int64)
-    assert choose_slots(np.zeros(9, np.int64), uses, empty, placed, slots) == 8
-    assert placed[:8].tolist() == list(range(8))
-    assert slots[:8].tolist() == [5, 2, 6, 7, 1, 3, 0, 4]

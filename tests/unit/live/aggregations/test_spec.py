@@ -32,13 +32,6 @@ def test_last_values_become_a_column_each():
     assert aggregation.feature_names == ("paid_1", "paid_2", "paid_3")
 
 
-@pytest.mark.parametrize("entity", ["user", "item", "brand", "user x department"])
-def test_every_entity_has_a_plan(entity):
-    (plan,) = compile_aggregations(parse(GOOD | {"entity": entity}), PARSE["event_names"]).values()
-    assert plan.names == ("sales_24h",)
-    assert plan.read(plan.make_empty(2), 0).tolist() == [[0.0], [0.0]]
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
