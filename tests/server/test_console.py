@@ -59,7 +59,7 @@ if not (CHROMIUM and DRIVER):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
-    with served_gateway(tmp_path_factory.mktemp("console"), fused=False) as served:
+    with served_gateway(tmp_path_factory.mktemp("console")) as served:
         yield served
 
 
@@ -259,7 +259,7 @@ def test_an_experiment_shows_both_lists_the_interval_and_the_decision(page, serv
     """The last test: afterwards the repository has another generation, and an experiment that ended."""
     first, *_ = (item["id"] for item in served.recommend()["items"])
     repo = served.server.repo
-    relayout(with_rules(small_repository(), tmp_path / "other", RulesConfig(blocked_items=(first,))), repo, "ensemble")
+    relayout(with_rules(small_repository(), tmp_path / "other", RulesConfig(blocked_items=(first,))), repo, "fused")
     load_challenger(served.server.grpc_url, repo, 2)
     page.open(USER)  # before the experiment, which would count this answer
     experiment = start_experiment(repo, Experiment("spring", 1, 2, 0.5))
