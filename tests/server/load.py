@@ -1,4 +1,4 @@
-"""Clients that send a server requests without a pause while a test runs."""
+"""Clients that send a server requests, by default without a pause, while a test runs."""
 
 from __future__ import annotations
 

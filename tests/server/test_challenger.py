@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -19,7 +20,7 @@ from serving.contract.tensors import CHALLENGER
 from tests.server import toys
 from tests.server.load import Load
 
-CLIENTS = 4
+CLIENTS, PAUSE_S = 4, 0.005  # between two requests of a client: load is wanted, not a processor that does nothing else
 BOTH = {("first", 1), ("first", 2), ("second", 1), ("second", 2), ("recommend", 1), (CHALLENGER, 2)}
 
 
@@ -33,6 +34,7 @@ class Questions(Load):
         self.challenged = threading.Event()
 
     def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        time.sleep(PAUSE_S)
         for model in ("recommend", CHALLENGER) if self.challenged.is_set() else ("recommend",):
             try:
                 answer = toys.ask(client, 1, model)
@@ -67,7 +69,8 @@ def test_two_generations_answer_side_by_side_and_one_again_without_a_failure_or_
     assert unload_challenger(server.grpc_url, repo) is None
 
 
-def test_a_restart_serves_both_and_a_published_generation_changes_nothing(repo, launch):
+def test_a_restart_serves_both_and_a_move_waits_for_the_end_of_the_experiment(repo, launch):
+    """A published generation changes nothing."""
     server = launch(repo)
     toys.publish(repo, 2)
     pin(repo, 2)  # as a publication does
@@ -79,6 +82,14 @@ def test_a_restart_serves_both_and_a_published_generation_changes_nothing(repo, 
     with grpcclient.InferenceServerClient(again.grpc_url) as client:
         assert toys.ask(client, 4, CHALLENGER) == toys.expected(4, generation=2)
         assert toys.ask(client, 4) == toys.expected(4, generation=1)
+    with pytest.raises(ServerError, match=r"Generation 2 is served beside 1 as challenger. Stop the experiment"):
+        activate(again.grpc_url, repo, 2)
+    toys.publish(repo, 3)
+    with pytest.raises(ServerError, match="Generation 2 is served as challenger"):
+        load_challenger(again.grpc_url, repo, 3)
+    remove_challenger(repo)  # as another server on it does
+    assert unload_challenger(again.grpc_url, repo) == 2
+    assert activate(again.grpc_url, repo, 2) == 1
 
 
 def test_a_challenger_that_does_not_load_or_cannot_be_one_leaves_the_champion_alone(repo, launch):
@@ -94,17 +105,3 @@ def test_a_challenger_that_does_not_load_or_cannot_be_one_leaves_the_champion_al
     assert set(load.answers) == {("recommend", 1, 1)}
     assert read_challengers(repo) == ()
     assert is_ready(server.grpc_url)
-
-
-def test_a_move_waits_for_the_end_of_the_experiment(repo, launch):
-    server = launch(repo)
-    toys.publish(repo, 2)
-    load_challenger(server.grpc_url, repo, 2)
-    with pytest.raises(ServerError, match=r"Generation 2 is served beside 1 as challenger. Stop the experiment"):
-        activate(server.grpc_url, repo, 2)
-    toys.publish(repo, 3)
-    with pytest.raises(ServerError, match="Generation 2 is served as challenger"):
-        load_challenger(server.grpc_url, repo, 3)
-    remove_challenger(repo)  # as another server on it does
-    assert unload_challenger(server.grpc_url, repo) == 2
-    assert activate(server.grpc_url, repo, 2) == 1

@@ -150,9 +150,18 @@ def test_a_killed_model_process_is_reported_by_status_and_diagnose_and_start_sta
     assert call("status").startswith("running: ")
 
 
-def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_is_not_answered(ports, start, call, run_dir):
+def test_status_and_diagnose_fail_while_recommend_is_not_loaded_or_does_not_answer(ports, start, call, run_dir):
     call(*start)
     state = find_running_servers(run_dir)[0]
+    with open_local_client(state.grpc_url) as client:
+        client.unload_model("recommend")
+        until(lambda: not is_ready(state.grpc_url))
+        told = call("status", exit_code=1)
+        assert "first ready, recommend NOT READY, second ready" in told
+        assert f"make stop GRPC_PORT={ports.grpc} && " in told
+        client.load_model("recommend")
+    assert "recommend ready" in call("status")
+
     stub = next(process for process in find_members(state.tag) if process.pid != state.pid)
     stub.suspend()
     assert is_ready(state.grpc_url)  # the models alone report no problem
@@ -163,42 +172,25 @@ def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_i
         assert time.monotonic() - begun_s < QUESTION_TIMEOUT_S + 5
 
 
-def test_status_fails_while_recommend_is_not_loaded(ports, start, call):
+def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, ports, start, call, run_dir):
     call(*start)
-    with open_local_client(f"localhost:{ports.grpc}") as client:
-        client.unload_model("recommend")
-    deadline = time.monotonic() + 10
-    while "recommend NOT READY" not in (told := call("status", exit_code=1)):
-        assert time.monotonic() < deadline, told
-    assert "first ready, recommend NOT READY, second ready" in told
-    assert f"make stop GRPC_PORT={ports.grpc} && " in told
-
-
-@pytest.mark.parametrize(
-    ("ending", "told"),
-    [
-        (signal.SIGSEGV, "it crashed: ended by SIGSEGV"),
-        (signal.SIGKILL, "it ended without a message, as after SIGKILL"),
-    ],
-    ids=["SIGSEGV", "SIGKILL"],
-)
-def test_the_cause_of_a_servers_end_is_reported_first_and_its_log_is_kept(repo, ports, start, call, run_dir, ending, told):
-    call(*start)
-    state = find_running_servers(run_dir)[0]
-    os.kill(state.pid, ending)
-    while is_running(state.pid, state.tag):
-        time.sleep(0.01)
-    diagnosed = call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
-    assert diagnosed.startswith(f"server at {state.grpc_url}: {told}")
-    assert "CUDA" not in diagnosed
-    assert "NVML" not in diagnosed
-    shown = call("status", exit_code=1)
-    assert shown.startswith(f"ended: {repo}")
-    assert told in shown
-    lost = state.log.read_text()
-    call(*start)
-    assert call("status").startswith("running: ")
-    assert state.log.with_name(f"{state.log.name}.1").read_text() == lost
+    endings = {signal.SIGSEGV: "it crashed: ended by SIGSEGV", signal.SIGKILL: "it ended without a message, as after SIGKILL"}
+    for ending, told in endings.items():
+        state = find_running_servers(run_dir)[0]
+        os.kill(state.pid, ending)
+        while is_running(state.pid, state.tag):
+            time.sleep(0.01)
+        diagnosed = call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
+        assert diagnosed.startswith(f"server at {state.grpc_url}: {told}")
+        assert "CUDA" not in diagnosed
+        assert "NVML" not in diagnosed
+        shown = call("status", exit_code=1)
+        assert shown.startswith(f"ended: {repo}")
+        assert told in shown
+        lost = state.log.read_text()
+        call(*start)
+        assert call("status").startswith("running: ")
+        assert state.log.with_name(f"{state.log.name}.1").read_text() == lost
     call("stop")
     assert "it was stopped (SIGTERM)" in call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
 

@@ -150,13 +150,17 @@ def test_the_key_is_on_no_command_line_while_the_server_starts(repo, launch, tmp
 
 
 def test_every_server_has_a_key_of_its_own_which_ends_with_it(repo, launch, server):
-    another = launch(repo)
+    """Also one without HTTP, which answers over gRPC."""
+    another = launch(repo, http=False)
+    assert not opens("127.0.0.1", another.ports.http)
+    assert opens("127.0.0.1", another.ports.metrics)
     key = keys.find_key(another.grpc_url)
     assert key != keys.find_key(server.grpc_url)
     with grpcclient.InferenceServerClient(another.grpc_url) as client:
         with pytest.raises(InferenceServerException, match="protocol is restricted"):
             client.get_model_repository_index(headers={keys.GRPC_HEADER: keys.find_key(server.grpc_url)})
         assert client.get_model_repository_index(headers={keys.GRPC_HEADER: key}).models
+        assert toys.ask(client, 7) == toys.expected(7, generation=1)
     another.stop()
     assert keys.find_key(another.grpc_url) == ""
 
@@ -191,14 +195,6 @@ def test_nobody_reaches_a_port_over_the_network_unless_the_server_was_opened(ser
         with pytest.raises(InferenceServerException, match="protocol is restricted"):
             stranger.unload_model("recommend")
     assert examine(opened.grpc_url, opened.state).fault == ""
-
-
-def test_a_server_without_http_answers_over_grpc(repo, launch):
-    server = launch(repo, http=False)
-    assert not opens("127.0.0.1", server.ports.http)
-    assert opens("127.0.0.1", server.ports.metrics)
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        assert toys.ask(client, 7) == toys.expected(7, generation=1)
 
 
 def test_latency_quantiles_are_on_the_metrics_page(server):

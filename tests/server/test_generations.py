@@ -22,7 +22,7 @@ from tests.repositories import describe_entries
 from tests.server import toys
 from tests.server.load import Load
 
-CLIENTS = 4
+CLIENTS, PAUSE_S = 4, 0.005  # between two requests of a client: load is wanted, not a processor that does nothing else
 
 
 class Questions(Load):
@@ -33,6 +33,7 @@ class Questions(Load):
         self.generations: Counter = Counter()
 
     def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
+        time.sleep(PAUSE_S)
         answer = toys.ask(client, 1)
         self.generations[answer // 1000 % 1000, answer % 1000] += 1
 
@@ -44,7 +45,10 @@ def loads_of(server, name: str) -> list[str]:
 
 
 def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, launch):
-    """A publisher moved the configs to generation 2 first: the old one comes from the server, not from disk."""
+    """A publisher moved the configs to generation 2 first: the old one comes from the server, not from disk.
+
+    The next start serves the generation that was activated last.
+    """
     server = launch(repo)
     toys.publish(repo, 2)
     toys.publish(repo, 3)
@@ -58,6 +62,11 @@ def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, laun
     assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
     # one load per step and move: the generation being served is never loaded a second time
     assert len(loads_of(server, "first")) == len(loads_of(server, "second")) == 4
+    activate(server.grpc_url, repo, 3)
+    server.stop()
+    again = launch(repo)
+    with grpcclient.InferenceServerClient(again.grpc_url) as client:
+        assert toys.ask(client, 4) == toys.expected(4, generation=3)
 
 
 def test_a_server_moves_and_starts_by_configs_that_it_is_sent(repo, launch):
@@ -80,7 +89,8 @@ def test_a_server_moves_and_starts_by_configs_that_it_is_sent(repo, launch):
     assert describe_entries(repo) == before
 
 
-def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch):
+def test_a_generation_that_does_not_load_or_is_not_published_changes_nothing(repo, launch):
+    """Nor does a move from a generation that was removed."""
     server = launch(repo)
     toys.publish(repo, 2)
     (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
@@ -95,6 +105,18 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
     assert find_served_generation(server.grpc_url) == read_pinned_generation(repo) == 1
     states = present(read_model_states(server.grpc_url))
     assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
+
+    shutil.rmtree(repo / "second" / "2")
+    assert list_published_generations(repo) == (1,)
+    with pytest.raises(ConfigError, match=r"Generation 2 is not in .*, which holds \[1\]"):
+        activate(server.grpc_url, repo, 2)
+    toys.publish(repo, 3)
+    pin(repo, 3)
+    toys.remove(repo, 1)
+    with pytest.raises(ServerError, match=r"answers with generation 1, which is no longer in .*make stop, then make serve"):
+        activate(server.grpc_url, repo, 3)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert toys.ask(client, 2) == toys.expected(2, generation=1)
 
 
 def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch):
@@ -123,32 +145,6 @@ def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch):
     while find_held_generations(repo, server.run_dir) != {2}:  # unloading goes on after the answer
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_a_restart_serves_the_generation_that_was_activated(repo, launch):
-    toys.publish(repo, 2)
-    server = launch(repo)
-    activate(server.grpc_url, repo, 2)
-    server.stop()
-    again = launch(repo)
-    with grpcclient.InferenceServerClient(again.grpc_url) as client:
-        assert toys.ask(client, 4) == toys.expected(4, generation=2)
-
-
-def test_an_unpublished_generation_is_refused_and_one_that_was_removed_cannot_be_moved_from(repo, launch):
-    toys.publish(repo, 2)
-    shutil.rmtree(repo / "second" / "2")
-    server = launch(repo)
-    assert list_published_generations(repo) == (1,)
-    with pytest.raises(ConfigError, match=r"Generation 2 is not in .*, which holds \[1\]"):
-        activate(server.grpc_url, repo, 2)
-    toys.publish(repo, 3)
-    pin(repo, 3)
-    toys.remove(repo, 1)
-    with pytest.raises(ServerError, match=r"answers with generation 1, which is no longer in .*make stop, then make serve"):
-        activate(server.grpc_url, repo, 3)
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        assert toys.ask(client, 2) == toys.expected(2, generation=1)
 
 
 def test_no_server_to_move(repo):

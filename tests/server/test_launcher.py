@@ -49,8 +49,11 @@ def wait_for_metric(url: str, line: str) -> None:
         time.sleep(0.05)
 
 
-def test_starts_answers_and_leaves_nothing(repo, run_dir):
-    with TritonServer(repo, run_dir=run_dir, ready_timeout_s=300.0) as server:
+def test_starts_answers_and_leaves_nothing(tmp_path, run_dir):
+    """Its models see the threads that they were given, and not the checkout."""
+    checks = "import os\nassert os.environ['OMP_NUM_THREADS'] == '3'\nassert not os.path.exists('serving')\n"
+    repo = toys.publish(tmp_path / "repo", 1, checks + toys.MODEL)
+    with TritonServer(repo, run_dir=run_dir, threads=3, ready_timeout_s=300.0) as server:
         tag, ports = server.state.tag, server.ports
         assert read_model_states(server.grpc_url) == {(name, 1): ("READY", "") for name in ("first", "second", "recommend")}
         assert [process.name() for process in find_members(tag)].count("triton_python_backend_stub") == 2
@@ -72,14 +75,6 @@ def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run
     assert find_running_servers(run_dir) == [other.state]
     with grpcclient.InferenceServerClient(other.grpc_url) as client:
         assert toys.ask(client, 3) == toys.expected(3, generation=1)
-
-
-def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launch):
-    checks = "import os\nassert os.environ['OMP_NUM_THREADS'] == '3'\nassert not os.path.exists('serving')\n"
-    source = toys.MODEL.replace("import triton", f"{checks}import triton")
-    toys.publish(repo.parent / "other", 1, source)
-    server = launch(repo.parent / "other", threads=3)
-    assert is_ready(server.grpc_url)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +103,9 @@ def test_a_start_that_another_may_mend_is_begun_again_once(repo, run_dir, launch
     ("source", "told"),
     [
         ("raise RuntimeError('index.faiss is cut short: publish again')", "index.faiss is cut short: publish again"),
-        ("def broken(:", "SyntaxError"),
         ("import os; os._exit(9)", "ended while loading"),
     ],
-    ids=["raises", "syntax", "dies"],
+    ids=["raises", "dies"],
 )
 def test_first_failing_model_is_named_with_its_log_lines(repo, run_dir, source, told):
     (repo / "second" / "1" / "model.py").write_text(source)
@@ -200,13 +194,6 @@ def test_a_server_goes_on_without_the_updater_of_its_tables(repo, run_dir):
     with pytest.raises(ServerError, match="The updater of generation 1 did not start"), TritonServer(repo, run_dir=run_dir):
         pass
     assert read_known_servers(run_dir) == []  # who enters a server and cannot leaves none behind
-
-
-def test_a_server_of_this_machine_is_asked_without_a_proxy(repo, launch, monkeypatch):
-    server = launch(repo)
-    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_ports().grpc}")
-    assert is_ready(server.grpc_url)
 
 
 def test_a_dead_server_answers_no_wait():

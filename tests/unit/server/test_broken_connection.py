@@ -1,4 +1,4 @@
-"""A connection that breaks while a model loads: the order is given once more."""
+"""Connections to a server of this machine: an order is given once more after a break, and no proxy is asked."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from server.generations.activation import load_models
 from server.start.ports import find_free_ports
-from server.status.health import open_local_client
+from server.status.health import is_ready, open_local_client
 from tests.server import toys
 from tests.triton_double import TritonDouble
 
@@ -88,3 +88,9 @@ def test_a_model_that_is_refused_is_not_asked_for_again(double):
     ):
         load_models(client, "first", "second")
     assert asked == ["first"]
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(double, monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_ports().grpc}")
+    assert is_ready(f"127.0.0.1:{double.forwarder.port}")
