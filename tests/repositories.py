@@ -23,10 +23,15 @@ CACHE = PROJECT / ".run" / "test-repositories"
 SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
 TEST_SOURCES = (Path(__file__), *(PROJECT / "tests" / "unit" / name for name in ("small_shops.py", "live/shops.py")))
 KEPT_DIGESTS = 2
-SERVED_DATA = "synthetic:users=300,items=300,events=5000,context=1"
-# A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
-SERVED_SETTINGS = {"ranker": {"compression": "none"}, "pipeline": {"recorded_requests": 200}}
 ONE_PROCESS = {"recommend": {"instances": 1}}  # of the fused layout: each takes a second to start
+SERVED_DATA = "synthetic:users=150,items=300,events=2500,context=1"
+# A student takes as long to teach as everything else together, and each publication answers the recorded requests twice.
+SERVED_SETTINGS: dict[str, dict] = {
+    "pipeline": {"recorded_requests": 200, "candidates": 128},
+    "ranker": {"compression": "none"},
+    "training": {"graph": "never"},
+    "serving": ONE_PROCESS,
+}
 FOLLOWED_DATA, FOLLOWED_EVENTS = "synthetic:users=150,items=150,events=4500", 3_000  # of the log; the others are live
 FOLLOWED_SETTINGS: dict[str, dict] = {  # as fast as an export can be
     "pipeline": {"recorded_requests": 8, "candidates": 64},

@@ -16,25 +16,27 @@ from tritonclient.utils import InferenceServerException
 from export.check import check_repository
 from export.relayout import relayout
 from perf.observe import TABLE_ROWS, read_samples
+from repository.config import CONFIG_FILE, set_instances
 from repository.generations import list_published_generations
+from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from server.generations.activation import activate, find_served_generation
 from server.launcher import TritonServer
-from serving.contract.errors import ConfigError, ServerError
-from serving.contract.generations import read_pinned_generation
+from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
-from tests.repositories import copy_small_fused_repository, small_fused_repository
-from tests.server.load import Load
+from tests.repositories import copy_small_fused_repository, copy_to_change
 from tests.server.requests import ask_each, infer, name_categories, tensor
 
-PAUSE_S = 0.3  # of the load between two rounds
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
 
 
 @pytest.fixture(scope="module")
 def served(fused_repository, tmp_path_factory):
-    with TritonServer(fused_repository, run_dir=tmp_path_factory.mktemp("run")) as server:
+    repo = copy_to_change(fused_repository, tmp_path_factory.mktemp("fused") / "repo")
+    config = read_config(repo / ENSEMBLE / CONFIG_FILE)
+    set_instances(config, 2)
+    write_config(repo / ENSEMBLE / CONFIG_FILE, config)
+    with TritonServer(repo, run_dir=tmp_path_factory.mktemp("run")) as server:
         yield server
 
 
@@ -128,41 +130,8 @@ def test_one_callers_requests_find_the_process_that_is_warm(served, caller, serv
 
 @pytest.fixture
 def moving(tmp_path):
-    """A repository that may change: generation 2 is published while generation 1 is served."""
+    """A repository that may change."""
     return copy_small_fused_repository(tmp_path / "repo")
-
-
-class Rounds(Load):
-    """All rows, each asked alone, four at a time, by one client. answers: of all rows, one a round."""
-
-    def __init__(self, grpc_url: str, rows: dict[str, np.ndarray]) -> None:
-        super().__init__(grpc_url, clients=1)
-        self.rows = rows
-        self.answers: list[dict[str, np.ndarray]] = []
-
-    def ask(self, client: grpcclient.InferenceServerClient, turn: int) -> None:
-        self.answers.append(ask_each(client, self.rows, concurrency=4))
-        time.sleep(PAUSE_S)
-
-
-def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(moving, launch):
-    server, recorded = launch(moving), read_recorded(moving / ENSEMBLE / "1" / RECORDED_FILE)
-    rows = {name: values[:8] for name, values in recorded.inputs.items()}
-    with Rounds(server.grpc_url, rows) as load:
-        assert relayout(small_fused_repository(), moving, "fused") == 2
-        assert activate(server.grpc_url, moving, 2) == 1
-        assert activate(server.grpc_url, moving, 1) == 2
-    assert load.errors == []
-    assert set(np.unique(np.concatenate([answer["generation"] for answer in load.answers]))) == {1, 2}
-    for answer in load.answers:
-        assert compare_answers(answer, {name: values[:8] for name, values in recorded.outputs.items()}) == ""
-    assert find_served_generation(server.grpc_url) == read_pinned_generation(moving) == 1
-    # a generation that does not load leaves the one that answers
-    (moving / ENSEMBLE / "2" / "rank" / "stage.json").write_text("{}")
-    with pytest.raises(ServerError, match=r"stays at generation 1.*SHA-256"):
-        activate(server.grpc_url, moving, 2)
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        assert infer(client, user_id=[1])["generation"].item() == 1
 
 
 def test_the_check_finds_nothing_and_then_what_was_broken(repository, moving):

@@ -47,9 +47,9 @@ NEW_ITEM = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def live_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def live_repository(fused_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy whose live store belongs to this module."""
-    return Path(shutil.copytree(repository, tmp_path_factory.mktemp("live") / "model_repository"))
+    return Path(shutil.copytree(fused_repository, tmp_path_factory.mktemp("live") / "model_repository"))
 
 
 @pytest.fixture(scope="module")

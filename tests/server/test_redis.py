@@ -37,7 +37,7 @@ if shutil.which("redis-server") is None:
     pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)
 
 USERS = list(range(8))
-LITTLE = "60 KiB"  # of L1: most rows are read from below
+LITTLE = "30 KiB"  # of L1, in which a fourth of the rows of items have room: the others are read from below
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ def cluster(tmp_path) -> Iterator[RedisCluster]:
 
 
 @pytest.fixture
-def over_redis(repository, info, tmp_path, cluster) -> Path:
+def over_redis(fused_repository, info, tmp_path, cluster) -> Path:
     """The same models, their rows in the cluster."""
     copy = tmp_path / "over_redis"
-    shutil.copytree(repository, copy)
+    shutil.copytree(fused_repository, copy)
     return with_tables(copy, info.generation, TableSettings.model_validate({"redis": cluster.address, "l1": LITTLE}))
 
 
@@ -135,9 +135,9 @@ def test_a_pipeline_in_process_reads_the_same_cluster(over_redis, expected, clus
     pipeline.close()
 
 
-def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, cluster, launch):
+def test_updates_reach_the_cluster_and_the_answers(fused_repository, info, tmp_path, cluster, launch):
     broker, copy = MockBroker(), tmp_path / "live"
-    shutil.copytree(repository, copy)
+    shutil.copytree(fused_repository, copy)
     tables = TableSettings.model_validate(
         {"redis": cluster.address, "l1": LITTLE, "brokers": broker.address, "state": str(tmp_path / "state")}
     )
