@@ -32,8 +32,13 @@ if TYPE_CHECKING:
     from tests.unit.tables.kafka_broker import MockBroker
     from tests.unit.tables.redis_server import RedisServer
 
-# Folders whose files share models that a fixture trains: one worker runs a whole folder, so that the fixture trains once
-TRAINED_ONCE = ("tests/long/training/models/", "tests/long/training/ranking/")
+# Files and folders that share what a session fixture makes, trained models or a server: one worker runs a group
+SERVED = ("perf", "bad_requests", "served_answers", "fused", "tables", "other_languages")
+SHARING = (
+    ("tests/long/training/models/",),
+    ("tests/long/training/ranking/",),
+    tuple(f"tests/server/test_{name}.py" for name in SERVED),
+)
 
 # These begin first: the long lane, then files of few tests that take as long as many
 FIRST = (
@@ -76,13 +81,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def find_scope(nodeid: str) -> str:
-    """Return what one worker runs as a whole: the file of a test, or its TRAINED_ONCE folder."""
+    """Return what one worker runs as a whole: the file of a test, or the first entry of its group of SHARING."""
     file = nodeid.split("::")[0]
-    return next((folder for folder in TRAINED_ONCE if file.startswith(folder)), file)
+    return next((group[0] for group in SHARING if file.startswith(group)), file)
 
 
 class FilesByFixture(LoadFileScheduling):
-    """Gives all tests of a file to one worker, and all files of a TRAINED_ONCE folder to one worker."""
+    """Gives all tests of a file to one worker, and all files of a SHARING group to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         return find_scope(nodeid)

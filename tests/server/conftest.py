@@ -31,13 +31,15 @@ from tests.waiting import until
 # Files that take longest, the longest first: one that starts last leaves the other workers idle
 LONGEST = (
     "test_supervision",
+    "test_perf",  # with the files that share its server (tests/conftest.py)
     "test_merlin",
     "test_soak",
-    "test_commands",
-    "test_console",
     "test_gateway",
-    "test_follow",
+    "test_redis",
+    "test_commands",
     "test_publication",
+    "test_follow",
+    "test_console",
 )
 
 
