@@ -10,7 +10,8 @@ WAIT_S = 180.0  # far above what anything takes: the machine that runs the tests
 
 def until(condition: Callable[[], object], told: Callable[[], str] = lambda: "did not happen in time") -> None:
     """Return once the condition holds. told: what a test that fails shows"""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s, pause_s = time.monotonic() + WAIT_S, 0.02
     while not condition():
         assert time.monotonic() < deadline_s, told()
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, 0.1)  # what takes long is asked seldom: a question costs the server processor time

@@ -73,7 +73,7 @@ class Supervised:
         while not condition():
             assert time.monotonic() - begun_s < limit_s, "\n".join(watch.read_last_lines(self.run_dir, self.grpc_port, 20))
             self.ask()
-            time.sleep(0.05)
+            time.sleep(0.1)
         return time.monotonic() - begun_s
 
     def recover(self) -> None:
