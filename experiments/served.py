@@ -61,7 +61,8 @@ class Served:
 
     def draw_user_ids(self, count: int, rng: np.random.Generator) -> list[int]:
         """Return random users that the repository knows."""
-        known = np.load(next(self.repo.glob("preprocess/*/store/user_ids.npy")), mmap_mode="r")
+        folder = find_stage_folder(self.repo, "preprocess", read_pinned_generation(self.repo))
+        known = np.load(folder / "store" / "user_ids.npy", mmap_mode="r")
         return rng.choice(np.asarray(known), count).tolist()
 
 
