@@ -10,48 +10,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from repository.challenger import read_challengers, write_challenger
 from repository.experiments import end_experiment, find_experiment_folder, find_running, start_experiment
-from repository.generations import write_pins
 from repository.models import read_repository
 from repository.registry import read_acts
-from server.generations.challenger import load_challenger, unload_challenger
+from server.generations.challenger import unload_challenger
 from server.generations.challenger_files import ChallengerFiles, drop_damaged_challenger
 from server.generations.integrity import ArtifactCheck
-from server.start.ports import Ports, find_free_ports
-from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import copy_generation, copy_lean_repository, copy_small_fused_repository, copy_to_change
-from tests.tags import draw_tag
-from tests.triton_double import TritonDouble
+from tests.unit.server.shops import begin_experiment, damage, make_shop
 
 WRITES = "import sys; file = open(sys.argv[1], 'r+b'); file.write(b'changed!!')"
-
-
-@pytest.fixture
-def state(tmp_path) -> ServerState:
-    """The state of a server that does not run, whose repository has two generations."""
-    repo = copy_lean_repository(tmp_path / "repo")
-    copy_generation(repo)
-    return ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
-
-
-@pytest.fixture
-def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
-    """The same of a double of a server, whose challenger is generation 2 in a running experiment."""
-    served = replace(state, ports=find_free_ports())
-    double = TritonDouble(state.repo, served.ports.grpc)
-    load_challenger(served.grpc_url, state.repo, 2)
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
-    yield served, double
-    double.stop()
 
 
 @contextmanager
@@ -75,13 +50,11 @@ def find_vectors(repo: Path) -> Path:
 
 
 def test_a_changed_file_of_the_challenger_ends_its_experiment(state):
-    files, path = ChallengerFiles(state.repo), state.repo / "rank" / "2" / "stage.json"
+    files = ChallengerFiles(state.repo)
     assert files.look(state.grpc_url) == ""
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    begin_experiment(state.repo)
     assert files.look(state.grpc_url) == ""
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
-    os.utime(path)
+    path = damage(state.repo, 2)
     assert str(path) in files.look(state.grpc_url)
     last = read_acts(state.repo)[-1]
     assert (last.action, last.generation) == ("rolled back", 2)
@@ -90,12 +63,8 @@ def test_a_changed_file_of_the_challenger_ends_its_experiment(state):
 
 
 def test_a_start_leaves_out_a_challenger_that_was_damaged_before_anybody_looked(state):
-    write_challenger(state.repo, 2)
-    write_pins(state.repo, 1)
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
-    path = state.repo / "rank" / "2" / "stage.json"
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
+    begin_experiment(state.repo)
+    path = damage(state.repo, 2)
     files = ChallengerFiles(state.repo)
     assert files.prepare_start(read_all=False) == ""  # its start fails, so the next one looks closer
     assert read_challengers(state.repo) == (2,)
@@ -107,8 +76,7 @@ def test_a_start_leaves_out_a_challenger_that_was_damaged_before_anybody_looked(
 
 @pytest.mark.parametrize(("ended", "left"), [("stopped", ()), ("rolled back", ()), ("promoted", (2,))])
 def test_a_start_loads_no_challenger_whose_experiment_is_over(state, ended, left):
-    write_challenger(state.repo, 2)
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    begin_experiment(state.repo)
     end_experiment(state.repo, "enough", state=ended)
     files = ChallengerFiles(state.repo)
     assert files.prepare_start(read_all=True) == ""
@@ -125,8 +93,8 @@ def test_a_challenger_that_was_never_there_is_left_to_the_guard(state):
     assert find_running(state.repo)
 
 
-def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_changes(served):
-    state, double = served
+def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_changes(challenged):
+    state, double = challenged
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     published, seen = path.read_bytes(), []
 
@@ -146,8 +114,8 @@ def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_chang
     assert files.look(state.grpc_url) == files.end_before_change(state.grpc_url) == ""
 
 
-def test_a_challenger_is_stopped_too_where_the_rollback_cannot_be_recorded(served):
-    state, double = served
+def test_a_challenger_is_stopped_too_where_the_rollback_cannot_be_recorded(challenged):
+    state, double = challenged
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     assert files.look(state.grpc_url) == ""
     (find_experiment_folder(state.repo) / EXPERIMENT_FILE).write_text("{damaged")
@@ -156,8 +124,8 @@ def test_a_challenger_is_stopped_too_where_the_rollback_cannot_be_recorded(serve
     assert double.states[CHALLENGER, 2] == "UNAVAILABLE"
 
 
-def test_a_server_that_does_not_stop_its_challenger_is_named_and_the_writer_goes_on(served):
-    state, double = served
+def test_a_server_that_does_not_stop_its_challenger_is_named_and_the_writer_goes_on(challenged):
+    state, double = challenged
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     assert files.look(state.grpc_url) == ""
     double.before_unload = lambda model: "it is busy"
@@ -166,9 +134,9 @@ def test_a_server_that_does_not_stop_its_challenger_is_named_and_the_writer_goes
     assert find_running(state.repo) is None
 
 
-def test_a_challenger_whose_experiment_just_ended_is_stopped_before_an_array_changes(served):
+def test_a_challenger_whose_experiment_just_ended_is_stopped_before_an_array_changes(challenged):
     """Requests in flight, and those that ask for its generation, are still answered by it."""
-    state, double = served
+    state, double = challenged
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     assert files.look(state.grpc_url) == ""
     end_experiment(state.repo, "enough")
@@ -187,8 +155,8 @@ def test_a_challenger_whose_experiment_just_ended_is_stopped_before_an_array_cha
     assert double.states[CHALLENGER, 2] == "UNAVAILABLE"
 
 
-def test_nobody_waits_to_write_to_a_challenger_that_is_unloaded(served):
-    state, _ = served
+def test_nobody_waits_to_write_to_a_challenger_that_is_unloaded(challenged):
+    state, _ = challenged
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     assert files.look(state.grpc_url) == ""
     end_experiment(state.repo, "enough")
@@ -199,8 +167,7 @@ def test_nobody_waits_to_write_to_a_challenger_that_is_unloaded(served):
 
 
 def test_a_start_leaves_out_a_challenger_that_was_removed(state):
-    write_challenger(state.repo, 2)
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    begin_experiment(state.repo)
     (state.repo / ENSEMBLE / "2").rename(state.repo.parent / "gone")
     done = ChallengerFiles(state.repo).prepare_start(read_all=False)
     assert done.startswith("experiment spring is rolled back: ")
@@ -214,7 +181,7 @@ def test_an_experiment_is_followed_once_the_repository_can_be_read(state):
     files = ChallengerFiles(state.repo)
     assert files.look(state.grpc_url) == ""
     (state.repo.parent / "stage.json").rename(stage)
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    begin_experiment(state.repo)
     assert files.look(state.grpc_url) == ""
     find_vectors(state.repo).unlink()
     assert files.look(state.grpc_url).startswith("experiment spring is rolled back: ")
@@ -224,9 +191,7 @@ def test_an_experiment_is_followed_once_the_repository_can_be_read(state):
 @pytest.mark.parametrize("layout", ["ensemble", "fused"])
 def test_a_start_leaves_out_a_challenger_whose_generation_was_removed(tmp_path, layout, runs):
     """In the fused layout, no command could read the repository any more. runs: whether its experiment has begun"""
-    repo = (copy_lean_repository if layout == "ensemble" else copy_small_fused_repository)(tmp_path / "repo")
-    for folder in repo.glob("*/1"):
-        copy_to_change(folder, folder.with_name("2"))
+    repo = make_shop(tmp_path / "repo", 2, layout)
     write_challenger(repo, 2)
     assert len(mapped := ArtifactCheck(repo, 2).mapped) == len({path.resolve() for path in mapped}) > 0  # each is read once
     assert drop_damaged_challenger(repo) == ""

@@ -4,49 +4,38 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from repository.challenger import write_challenger
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE, hold_publication_lock
 from repository.registry import RECORD_FILE, read_acts
-from server import __main__ as commands
-from server import processes
 from server.pin_follower import RETRY_S, SPREAD_S, PinFollower
-from server.start.ports import find_free_ports
-from server.state import ServerState, make_state_path, read_state
+from server.state import ServerState
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.clocks import PatientClock
-from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository, describe_entries
-from tests.tags import draw_tag
+from tests.repositories import describe_entries
 from tests.triton_double import TritonDouble
-from tests.unit.server.unwritable import make_unwritable
+from tests.unit.server.conftest import call, read_saved
+from tests.unit.server.shops import make_unwritable
 
 
 @pytest.fixture
-def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
-    """The saved state of a double of a server that answers with generation 1; generation 2 is published beside it."""
-    repo, ports = copy_lean_repository(tmp_path / "repo"), find_free_ports()
-    copy_generation(repo)
-    state = ServerState(1, draw_tag(), repo, tmp_path / "log", ports, {"follow_pin": True}, generation=1)
-    state.save(tmp_path)
-    double = TritonDouble(repo, ports.grpc)
-    yield state, double
-    double.stop()
-    processes.terminate(processes.find_helpers(state.tag))
+def state(state, tmp_path) -> ServerState:
+    """Return the saved state of a server that was asked to follow the pin."""
+    following = replace(state, settings={"follow_pin": True})
+    following.save(tmp_path)
+    return following
 
 
 @pytest.fixture
@@ -84,8 +73,7 @@ def test_a_server_moves_to_what_was_pinned_elsewhere_and_writes_its_record_only(
     else:
         assert acts == []
     assert ready(double) == {2}
-    moved = read_state(make_state_path(tmp_path, state.ports.grpc))
-    assert moved is not None
+    moved = read_saved(state, tmp_path)
     assert moved.generation == 2
     pin_again = PinFollower(moved, tmp_path)
     assert follow(pin_again, clock) == ""
@@ -165,7 +153,7 @@ def test_a_pin_that_moves_back_while_a_publication_is_waited_for_is_not_followed
                 time.sleep(0.01)
             write_pins(state.repo, 1)
         assert "generation 1 is pinned by now" in looking.result()
-    assert present(read_state(make_state_path(tmp_path, state.ports.grpc))).generation == 1
+    assert read_saved(state, tmp_path).generation == 1
 
 
 def count_locks(repo: Path) -> int:
@@ -180,8 +168,6 @@ def test_a_server_that_was_not_asked_to_stays(served, clock, tmp_path):
     assert ready(double) == {1}
 
 
-def test_a_server_that_nobody_can_move_is_not_asked_to_follow(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    arguments = ["start", "--repo", str(tmp_path), "--follow-pin", "--unsupervised"]
+def test_a_server_that_nobody_can_move_is_not_asked_to_follow(run_dir):
     with pytest.raises(ConfigError, match=r"--follow-pin needs .*--unsupervised"):
-        CliRunner().invoke(commands.app, arguments, catch_exceptions=False)
+        call("start", "--repo", run_dir, "--follow-pin", "--unsupervised")

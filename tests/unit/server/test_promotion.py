@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,34 +10,13 @@ import pytest
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts, record_act
 from repository.tables import find_tables_settings
-from server import processes
 from server.promotion import Promotion, awaits_move
-from server.start.ports import Ports, find_free_ports
-from server.state import ServerState, make_state_path, read_state
+from server.state import ServerState
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository
-from tests.tags import draw_tag
-from tests.triton_double import TritonDouble, accept
-
-
-@pytest.fixture
-def state(tmp_path) -> ServerState:
-    """The state of a server that does not run, and answered with generation 1."""
-    repo = copy_lean_repository(tmp_path / "repo")
-    return ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
-
-
-@pytest.fixture
-def served(state) -> Iterator[tuple[ServerState, TritonDouble]]:
-    """The same of a double of a server, whose repository has a second generation."""
-    copy_generation(state.repo)
-    served = replace(state, ports=find_free_ports())
-    double = TritonDouble(state.repo, served.ports.grpc)
-    yield served, double
-    double.stop()
-    processes.terminate(processes.find_helpers(state.tag))
+from tests.triton_double import accept
+from tests.unit.server.conftest import read_saved
 
 
 def promote(state: ServerState) -> Experiment:
@@ -111,7 +89,7 @@ def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
     done = Promotion(state, tmp_path).look()
     assert "is promoted, because more clicks and answers, but: " in done
     assert reason in done
-    saved = present(read_state(make_state_path(tmp_path, state.ports.grpc)))
+    saved = read_saved(state, tmp_path)
     assert saved.generation == 2
     promoted, replaced, activated = read_acts(state.repo)[-3:]
     assert [(act.action, act.generation) for act in (promoted, activated)] == [("promoted", 2), ("activated", 2)]

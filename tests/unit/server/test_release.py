@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from repository.challenger import read_challengers, remove_challenger
@@ -11,27 +9,10 @@ from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin
 from server.generations.challenger import load_challenger
 from server.generations.release import Release
-from server.start.ports import find_free_ports
-from server.state import ServerState
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, STAGES
 from serving.live.experiment import Experiment
-from tests.repositories import copy_generation, copy_lean_repository
-from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
-
-
-@pytest.fixture
-def served(tmp_path) -> Iterator[tuple[ServerState, TritonDouble]]:
-    """A double of a server that serves generation 1, and 2 as the challenger of an experiment."""
-    repo = copy_lean_repository(tmp_path / "repo")
-    copy_generation(repo)
-    state = ServerState(1, draw_tag(), repo, tmp_path / "log", find_free_ports(), generation=1)
-    double = TritonDouble(repo, state.ports.grpc)
-    load_challenger(state.grpc_url, repo, 2)
-    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
-    yield state, double
-    double.stop()
 
 
 def is_loaded(double: TritonDouble) -> bool:
@@ -41,8 +22,8 @@ def is_loaded(double: TritonDouble) -> bool:
 
 
 @pytest.mark.parametrize("ended", ["rolled back", "stopped"])
-def test_the_challenger_is_unloaded_once_its_experiment_is_over(served, ended):
-    state, double = served
+def test_the_challenger_is_unloaded_once_its_experiment_is_over(challenged, ended):
+    state, double = challenged
     release = Release(state)
     assert release.look() == ""
     assert is_loaded(double)
@@ -55,8 +36,8 @@ def test_the_challenger_is_unloaded_once_its_experiment_is_over(served, ended):
     assert is_loaded(double)
 
 
-def test_it_is_unloaded_too_after_another_server_on_the_repository_has_unloaded_its_own(served):
-    state, double = served
+def test_it_is_unloaded_too_after_another_server_on_the_repository_has_unloaded_its_own(challenged):
+    state, double = challenged
     end_experiment(state.repo, "harmful", "rolled back")
     remove_challenger(state.repo)
     pin(state.repo, 1)
@@ -64,8 +45,8 @@ def test_it_is_unloaded_too_after_another_server_on_the_repository_has_unloaded_
     assert not is_loaded(double)
 
 
-def test_a_promoted_challenger_and_one_of_another_experiment_stay(served):
-    state, double = served
+def test_a_promoted_challenger_and_one_of_another_experiment_stay(challenged):
+    state, double = challenged
     end_experiment(state.repo, "enough", state="promoted")
     assert Release(state).look() == ""
     start_experiment(state.repo, Experiment("summer", 1, 3, 0.5))
@@ -74,8 +55,8 @@ def test_a_promoted_challenger_and_one_of_another_experiment_stay(served):
     assert is_loaded(double)
 
 
-def test_a_pin_for_the_next_start_is_kept(served):
-    state, double = served
+def test_a_pin_for_the_next_start_is_kept(challenged):
+    state, double = challenged
     end_experiment(state.repo, "it failed", state="rolled back")
     pin(state.repo, 2)
     assert Release(state).look().endswith("generation 2 stays loaded, because the repository is pinned to generation 2")
@@ -83,8 +64,8 @@ def test_a_pin_for_the_next_start_is_kept(served):
     assert read_pinned_generation(state.repo) == 2
 
 
-def test_a_server_that_does_not_unload_it_is_named_once(served):
-    state, double = served
+def test_a_server_that_does_not_unload_it_is_named_once(challenged):
+    state, double = challenged
     end_experiment(state.repo, "it failed", state="rolled back")
     double.before_unload = lambda model: "it is busy"
     release = Release(state)

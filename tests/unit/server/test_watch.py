@@ -36,11 +36,10 @@ from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository
-from tests.tags import draw_tag, run_tagged
-from tests.triton_double import TritonDouble, write_wheel
-from tests.unit.server.three_generations import make_repository_with_experiment
-from tests.unit.server.unwritable import make_unwritable
+from tests.tags import draw_tag
+from tests.triton_double import TritonDouble
+from tests.unit.server.conftest import SETTINGS, read_saved
+from tests.unit.server.shops import begin_experiment, make_shop, make_unwritable
 from tests.waiting import until
 
 # A parent that never asks what became of its child, as tritonserver does not.
@@ -52,24 +51,25 @@ os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
 print("killed", flush=True)
 time.sleep(600)
 """
-SETTINGS = {
-    "threads": 1,
-    "cache_mib": 0,
-    "host": "127.0.0.1",
-    "no_http": False,
-    "tls": "",
-    "follow_pin": False,
-}
 
 
 @pytest.fixture
-def state(tmp_path) -> Iterator[ServerState]:
-    """The saved state of a process that does nothing in the place of a server."""
-    tag, ports = draw_tag(), find_free_ports()
-    with run_tagged(tag) as server:
-        state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", ports, {"host": "127.0.0.1"})
-        state.save(tmp_path)
-        yield state
+def state(sleeping, tmp_path) -> ServerState:
+    """Return the saved state of a process that does nothing in the place of a server."""
+    sleeping.save(tmp_path)
+    return sleeping
+
+
+@pytest.fixture
+def serve(state, installed_double, tmp_path) -> Callable[..., ServerState]:
+    """serve(repo, generation, more settings) -> the saved state of that process, as of a server of the repository"""
+
+    def serve(repo: Path, generation: int, **settings: object) -> ServerState:
+        served = replace(state, repo=repo, generation=generation, settings=SETTINGS | settings)
+        served.save(tmp_path)
+        return served
+
+    return serve
 
 
 def catches(pid: int, signum: signal.Signals) -> bool:
@@ -149,21 +149,25 @@ def watched(state: ServerState, run_dir: Path) -> Iterator[None]:
         stop_server(state, run_dir)
 
 
-@contextmanager
-def answering(state: ServerState) -> Iterator[None]:
-    """Let the process that does nothing look like a server that answers, while the block runs."""
+def wait_until_out_of_service(state: ServerState, run_dir: Path, spoil: Callable[[], object] = lambda: None) -> None:
+    """Let the process that does nothing look like a server that answers until its supervisor finds a fault.
+
+    spoil: called once it answers
+    """
     double = TritonDouble(state.repo, state.ports.grpc)
     try:
-        yield
+        spoil()
+        until(lambda: read_saved(state, run_dir).fault)
     finally:
         double.stop()
 
 
-@pytest.fixture
-def installed_double(tmp_path, monkeypatch) -> None:
-    """Make a server that is started here a double of tritonserver."""
-    write_wheel(tmp_path / "wheel")
-    monkeypatch.syspath_prepend(tmp_path / "wheel")
+def wait_until_in_service(state: ServerState, run_dir: Path, generation: int) -> None:
+    def answers() -> bool:
+        now = read_state(make_state_path(run_dir, state.ports.grpc))  # None for a moment, while the server is started again
+        return now is not None and now.generation == generation and not now.fault and is_running(now.pid, now.tag)
+
+    until(answers)
 
 
 @pytest.fixture
@@ -178,18 +182,16 @@ def said(capsys) -> Callable[[], str]:
     return read
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(state, tmp_path, said):
-    repo = copy_lean_repository(tmp_path / "shop")
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS | {"gateway_url": "http://127.0.0.1:8080"})
+def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(serve, tmp_path, said):
+    repo = make_shop(tmp_path / "shop")
+    state = serve(repo, 1, gateway_url="http://127.0.0.1:8080")
     tables = find_tables_settings(repo, 1)
     tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
-    state.save(tmp_path)
     os.kill(state.pid, signal.SIGKILL)
     path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
         until(lambda: (now := read_state(path)) is not None and now.pid != state.pid)
-        restarted = present(read_state(path))  # at once: another supervisor may have to go on from it
+        restarted = read_saved(state, tmp_path)  # at once: another supervisor may have to go on from it
         assert restarted == replace(state, pid=restarted.pid, log=restarted.log, content=restarted.content)
         until(lambda: "answers again" in said())
         assert read_state(path) == restarted
@@ -198,12 +200,9 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
     assert said().count("answers again") == 1
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_path):
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
-    state = replace(state, repo=repo, generation=2, settings=SETTINGS)
-    state.save(tmp_path)
+def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(serve, tmp_path):
+    repo = make_shop(tmp_path / "shop", generations=2)
+    state = serve(repo, 2)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
     with watched(state, tmp_path):
         until(lambda: read_acts(repo))
@@ -212,34 +211,28 @@ def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(state, tmp_p
     assert MANIFEST_FILE in act.reason
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_damaged_champion_is_left_for_the_generation_before_and_its_experiment_stops(state, tmp_path, said):
-    repo = make_repository_with_experiment(tmp_path / "shop")
-    state = replace(state, repo=repo, generation=2, settings=SETTINGS)
-    state.save(tmp_path)
+def test_a_damaged_champion_is_left_for_the_generation_before_and_its_experiment_stops(serve, tmp_path, said):
+    repo = make_shop(tmp_path / "shop", generations=3)
+    begin_experiment(repo, 2, 3)
+    state = serve(repo, 2)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
     with watched(state, tmp_path):
         until(lambda: "answers again" in said())
-        now = present(read_state(make_state_path(tmp_path, state.ports.grpc)))
+        now = read_saved(state, tmp_path)
         assert (find_served_generation(now.grpc_url), find_loaded_challengers(now.grpc_url)) == (1, [])
     assert find_running(repo) is None
     assert "experiment spring is stopped: generation 1 answers in place of the champion, 2: " in said()
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(state, tmp_path, said):
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
+def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(serve, tmp_path, said):
+    repo = make_shop(tmp_path / "shop", generations=2)
     pin(repo, 2)
-    state = replace(state, repo=repo, generation=2, settings=SETTINGS | {"follow_pin": True})
-    state.save(tmp_path)
+    state = serve(repo, 2, follow_pin=True)
     make_unwritable(repo)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
-    path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
         until(lambda: "answers again" in said())
-        now = read_state(path)
-        assert now is not None
+        now = read_saved(state, tmp_path)
         assert (now.generation, read_pinned_generation(repo), find_served_generation(now.grpc_url)) == (1, 2, 1)
         assert now.settings == state.settings
         os.kill(now.pid, signal.SIGKILL)  # a restart keeps the generation, which the configs do not name
@@ -252,57 +245,40 @@ def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(
     assert "Traceback" not in said()
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_server_out_of_service_comes_back_with_an_intact_generation_that_is_published(state, tmp_path):
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
+def test_a_server_out_of_service_comes_back_with_an_intact_generation_that_is_published(serve, tmp_path):
+    repo = make_shop(tmp_path / "shop", generations=2)
     published = {model: (repo / model / "2").rename(tmp_path / model) for model in (*STAGES, *LIVE_MODELS, ENSEMBLE)}
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
-    state.save(tmp_path)
+    state = serve(repo, 1)
     (repo / "rank" / "1" / MANIFEST_FILE).write_text("{damaged")
-    path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
-        with answering(state):
-            until(lambda: present(read_state(path)).fault)
+        wait_until_out_of_service(state, tmp_path)
         for model, folder in published.items():
             folder.rename(repo / model / "2")
         pin(repo, 2)  # the last step of a publication
-        until(lambda: (now := read_state(path)) is not None and now.generation == 2 and is_running(now.pid, now.tag))
-        assert present(read_state(path)).fault == ""
+        wait_until_in_service(state, tmp_path, generation=2)
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_server_out_of_service_comes_back_once_the_files_of_the_pinned_generation_are_mended(state, tmp_path):
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
+def test_a_server_out_of_service_comes_back_once_the_files_of_the_pinned_generation_are_mended(serve, tmp_path):
+    repo = make_shop(tmp_path / "shop", generations=2)
     pin(repo, 2)
     path = repo / "rank" / "2" / "stage.json"
     published = path.read_bytes()
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
-    state.save(tmp_path)
-    state_path = make_state_path(tmp_path, state.ports.grpc)
+    state = serve(repo, 1)
     for generation in ("1", "2"):
         (repo / "rank" / generation / "stage.json").write_text("{damaged")
     with watched(state, tmp_path):
-        with answering(state):
-            until(lambda: present(read_state(state_path)).fault)
+        wait_until_out_of_service(state, tmp_path)
         time.sleep(4 * TICK_S)  # for it to read the damaged files
         path.write_bytes(published)
-        until(lambda: (now := read_state(state_path)) is not None and now.generation == 2 and is_running(now.pid, now.tag))
-        assert present(read_state(state_path)).fault == ""
+        wait_until_in_service(state, tmp_path, generation=2)
 
 
-@pytest.mark.usefixtures("installed_double")
-def test_a_removed_repository_takes_the_server_out_of_service_until_it_is_back(state, tmp_path, capsys):
-    repo = copy_lean_repository(tmp_path / "shop")
+def test_a_removed_repository_takes_the_server_out_of_service_until_it_is_back(serve, tmp_path, said):
+    repo = make_shop(tmp_path / "shop")
     backup = shutil.copytree(repo, tmp_path / "backup")
-    state = replace(state, repo=repo, generation=1, settings=SETTINGS)
-    state.save(tmp_path)
-    path = make_state_path(tmp_path, state.ports.grpc)
+    state = serve(repo, 1)
     with watched(state, tmp_path):
-        with answering(state):
-            shutil.rmtree(repo)
-            until(lambda: (now := read_state(path)) is not None and now.fault)
+        wait_until_out_of_service(state, tmp_path, lambda: shutil.rmtree(repo))
         backup.rename(repo)
-        until(lambda: (now := read_state(path)) is not None and not now.fault and is_running(now.pid, now.tag))
-    assert "Traceback" not in capsys.readouterr().out
+        wait_until_in_service(state, tmp_path, generation=1)
+    assert "Traceback" not in said()
