@@ -12,19 +12,16 @@ from repository.challenger import read_challengers, write_challenger
 from repository.experiments import end_experiment, find_experiment_folder, refuse_other_shop, start_experiment
 from repository.generations import pin
 from repository.models import read_config
-from server import experiment as server_experiment
 from server.__main__ import app
-from server.start.ports import find_free_ports
-from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import copy_generation, copy_lean_repository
-from tests.tags import draw_tag, run_tagged
+from tests.repositories import copy_lean_repository
 from tests.triton_double import TritonDouble
+from tests.unit.server.shops import begin_experiment, make_shop
 
 
 @pytest.fixture
@@ -38,13 +35,8 @@ def run(repo: Path, *words: str) -> str:
     return done.stdout
 
 
-def begin(repo: Path) -> None:
-    write_challenger(repo, 2)
-    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
-
-
 def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_champion_alone(repo):
-    begin(repo)
+    begin_experiment(repo)
     assert "spring: running" in run(repo, "status")
     assert "no server started here serves it" in run(repo, "status")
     said = run(repo, "stop", "--reason", "enough")
@@ -60,7 +52,7 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
 
 def test_a_share_that_the_experiment_has_already_changes_nothing(repo):
     """A change would begin anew, without the answers until now."""
-    begin(repo)
+    begin_experiment(repo)
     before = read_experiment(find_experiment_folder(repo))
     assert run(repo, "share", "0.5") == "experiment spring: generation 2 meets 50.0% of the users already\n"
     assert read_experiment(find_experiment_folder(repo)) == before
@@ -76,7 +68,7 @@ def test_status_says_when_a_challenger_takes_over(repo):
 
 
 def test_a_challenger_that_is_loaded_after_its_experiment_is_mentioned(repo):
-    begin(repo)
+    begin_experiment(repo)
     end_experiment(repo, "p99 is 90 ms", "rolled back")
     assert "p99 is 90 ms; generation 2 still takes memory: python -m server experiment stop" in run(repo, "status")
 
@@ -105,21 +97,14 @@ def test_an_experiment_needs_a_server_and_a_share_needs_an_experiment(repo):
 
 
 @pytest.mark.parametrize(("pinned", "loads"), [(1, True), (2, True), (2, False)])
-def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(tmp_path, monkeypatch, pinned, loads):
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
-    monkeypatch.setattr(server_experiment, "RUN_DIR", tmp_path)
-    with run_tagged(tag := draw_tag()) as process:
-        state = ServerState(process.pid, tag, repo, tmp_path / "log", find_free_ports())
-        state.save(tmp_path)
-        double = TritonDouble(repo, state.ports.grpc)
-        double.before_load = lambda name: "" if loads or name != CHALLENGER else "it is too large"
-        pin(repo, pinned)  # as an export does, which moves no server
-        try:
-            words = ["experiment", "start", "spring", "--challenger", "2", "--repo", str(repo)]
-            done = CliRunner().invoke(app, words)
-        finally:
-            double.stop()
+def test_a_start_that_moves_the_pin_from_a_newer_export_to_the_champion_says_so(sleeping, run_dir, pinned, loads):
+    repo = make_shop(run_dir / "shop", generations=2)
+    replace(sleeping, repo=repo).save(run_dir)
+    double = TritonDouble(repo, sleeping.ports.grpc)
+    double.before_load = lambda name: "" if loads or name != CHALLENGER else "it is too large"
+    pin(repo, pinned)  # as an export does, which moves no server
+    done = CliRunner().invoke(app, ["experiment", "start", "spring", "--challenger", "2", "--repo", str(repo)])
+    double.stop()
     said = done.output
     assert ("generation 2 meets 10.0% of the users" in said) == loads
     assert loads or "Generation 2 does not load" in str(done.exception)
@@ -140,7 +125,7 @@ def test_only_a_shadow_meets_everybody(repo, mode):
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "150%", "nan"])
 def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
-    begin(repo)
+    begin_experiment(repo)
     done = CliRunner().invoke(app, ["experiment", "share", "--repo", str(repo), "--", share])
     assert done.exit_code != 0
     assert present(read_experiment(find_experiment_folder(repo))).share == 0.5
@@ -148,8 +133,7 @@ def test_a_share_that_is_none_is_refused_and_changes_nothing(repo, share):
 
 def test_a_challenger_of_another_data_set_is_refused(tmp_path):
     """Its answers would name another shop's items, and live events of this one would be missing in them."""
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
+    repo = make_shop(tmp_path / "shop", generations=2)
     refuse_other_shop(repo, 1, 2)
     folder = find_stage_folder(repo, "preprocess", 2)
     replace(read_stage(folder), shop="another").write(folder)

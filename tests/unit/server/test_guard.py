@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from live.exposures import Exposure, ExposureLog
-from repository.experiments import end_experiment, find_experiment_folder, start_experiment
+from repository.experiments import find_experiment_folder, start_experiment
 from repository.registry import read_acts
 from server import control, supervisor
 from server.helpers import guard
 from server.helpers.guard import ExperimentGuard
-from server.start.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError
 from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
-from tests.repositories import copy_lean_repository
-from tests.tags import draw_tag
 from tests.waiting import until
 
 FAILED = 30  # answers, of the challenger
 
 
 @pytest.fixture
-def state(tmp_path) -> Iterator[ServerState]:
-    repo = copy_lean_repository(tmp_path / "repo")
-    state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3))
+def state(state, tmp_path) -> Iterator[ServerState]:
     yield state
     control.stop_server(state, tmp_path)
-    assert guard.list_guards(state.tag) == []
 
 
 def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, tmp_path):
@@ -69,12 +64,6 @@ def test_the_guard_ends_with_its_server(state, tmp_path):
     assert guard.list_guards(state.tag) == []
 
 
-def test_an_experiment_that_is_over_needs_no_guard(state, tmp_path):
-    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
-    end_experiment(state.repo, "enough")
-    assert ExperimentGuard(state, tmp_path).look() == ""
-
-
 def test_an_experiment_that_cannot_be_read_is_reported_once(state, tmp_path):
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
     (find_experiment_folder(state.repo) / "experiment.json").write_text("{")
@@ -85,5 +74,4 @@ def test_an_experiment_that_cannot_be_read_is_reported_once(state, tmp_path):
 
 
 def test_a_repository_of_somebody_else_has_no_experiments(state, tmp_path):
-    foreign = ServerState(1, state.tag, tmp_path / "foreign", tmp_path / "log", Ports(1, 2, 3))
-    assert ExperimentGuard(foreign, tmp_path).look() == ""
+    assert ExperimentGuard(replace(state, repo=tmp_path / "foreign"), tmp_path).look() == ""

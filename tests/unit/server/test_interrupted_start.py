@@ -29,7 +29,7 @@ from tests.present import present
 from tests.repositories import copy_lean_repository
 from tests.server import toys
 from tests.tags import draw_tag, run_tagged
-from tests.triton_double import TritonDouble, write_wheel
+from tests.triton_double import TritonDouble
 from tests.waiting import until
 
 HOLDER = """#!{python}
@@ -42,15 +42,21 @@ time.sleep(600)
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch, capfd) -> Iterator[Callable[..., Start]]:
+def start(run_dir, installed_double, capfd) -> Iterator[Callable[..., Start]]:
     """start(repo, ports, **options) -> a running `python -m server start`; whatever it starts is stopped after the test."""
-    write_wheel(tmp_path / "wheel")
-    monkeypatch.syspath_prepend(tmp_path / "wheel")
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
     with ThreadPoolExecutor(1) as thread:
         yield lambda repo, ports, **options: Start(thread, capfd, repo, ports, options)
-    for state in find_running_servers(tmp_path):
-        stop_server(state, tmp_path)
+    for state in find_running_servers(run_dir):
+        stop_server(state, run_dir)
+
+
+@pytest.fixture
+def hanging(sleeping, tmp_path) -> ServerState:
+    """Return the saved state of a process that does nothing, as of a server of a toy repository that is not ready."""
+    repo = toys.publish(tmp_path / "repo", 1)
+    state = replace(sleeping, repo=repo, generation=1, content=hash_manifest(repo, 1))
+    state.save(tmp_path)
+    return state
 
 
 class Start:
@@ -76,51 +82,39 @@ class Start:
         return self.read()
 
 
-def save_state(repo: Path, ports: Ports, server: subprocess.Popen, tag: str, run_dir: Path) -> None:
-    state = ServerState(server.pid, tag, repo, run_dir / "log", ports, {"host": "127.0.0.1"}, generation=1)
-    replace(state, content=hash_manifest(repo, 1)).save(run_dir)
+def test_a_server_whose_start_was_ended_is_waited_for(hanging, start):
+    repo, ports = hanging.repo, hanging.ports
+    starting = start(repo, ports)
+    starting.wait_until_printed(f"waiting for a server that is starting, or hangs: {repo}")
+    starting.wait_until_printed(f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again")
+    double = TritonDouble(repo, ports.grpc)
+    assert f"already running: {repo}" in starting.wait()
+    double.stop()
 
 
-def test_a_server_whose_start_was_ended_is_waited_for(tmp_path, start):
-    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
-    with run_tagged(tag) as server:
-        save_state(repo, ports, server, tag, tmp_path)
-        starting = start(repo, ports)
-        starting.wait_until_printed(f"waiting for a server that is starting, or hangs: {repo}")
-        starting.wait_until_printed(f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again")
-        double = TritonDouble(repo, ports.grpc)
-        assert f"already running: {repo}" in starting.wait()
-        double.stop()
-
-
-def test_a_supervisor_may_restart_the_server_that_a_start_waits_for(tmp_path, start):
-    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
-    with run_tagged(tag) as hanging, run_tagged(tag) as restarted:
-        save_state(repo, ports, hanging, tag, tmp_path)
+def test_a_supervisor_may_restart_the_server_that_a_start_waits_for(hanging, tmp_path, start):
+    repo, ports = hanging.repo, hanging.ports
+    with run_tagged(hanging.tag) as restarted:
         starting = start(repo, ports)
         starting.wait_until_printed("waiting for a server that is starting, or hangs")
         with hold_start_lock(tmp_path, ports.grpc):
-            hanging.kill()
-            save_state(repo, ports, restarted, tag, tmp_path)
+            os.kill(hanging.pid, signal.SIGKILL)
+            replace(hanging, pid=restarted.pid).save(tmp_path)
             double = TritonDouble(repo, ports.grpc)
         assert f"(process {restarted.pid})" in starting.wait()
         double.stop()
 
 
-def test_a_server_that_ends_before_it_is_ready_is_waited_for_no_longer(tmp_path, start):
-    repo, ports, tag = toys.publish(tmp_path / "repo", 1), find_free_ports(), draw_tag()
-    with run_tagged(tag) as server:
-        save_state(repo, ports, server, tag, tmp_path)
-        starting = start(repo, ports)
-        starting.wait_until_printed("waiting for a server that is starting, or hangs")
-        server.kill()
-        assert f"ready: {repo}" in starting.wait()
+def test_a_server_that_ends_before_it_is_ready_is_waited_for_no_longer(hanging, start):
+    starting = start(hanging.repo, hanging.ports)
+    starting.wait_until_printed("waiting for a server that is starting, or hangs")
+    os.kill(hanging.pid, signal.SIGKILL)
+    assert f"ready: {hanging.repo}" in starting.wait()
 
 
-def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("installed_double")
+def test_a_server_that_is_stopped_while_it_starts_is_no_failure_of_its_models(tmp_path):
     repo, ports = toys.publish(tmp_path / "repo", 1), find_free_ports()
-    write_wheel(tmp_path / "wheel")
-    monkeypatch.syspath_prepend(tmp_path / "wheel")
     path = make_state_path(tmp_path, ports.grpc)
     with ThreadPoolExecutor(1) as thread:
         starting = thread.submit(TritonServer(repo, ports, run_dir=tmp_path).start)

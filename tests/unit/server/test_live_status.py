@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from server import __main__ as commands
 from server.helpers import live_helpers
 from server.helpers.live_status import read_values
 from server.start.ports import find_free_ports
@@ -21,7 +19,8 @@ from serving.contract.artifacts import find_stage_folder
 from serving.contract.tensors import OBSERVE
 from tests.pages import serve_page
 from tests.repositories import copy_lean_repository
-from tests.tags import draw_tag, run_tagged
+from tests.tags import run_tagged
+from tests.unit.server.conftest import call
 
 KAFKA, REDIS = "Kafka at broker:9092, topic shop", "Redis at one:6379,two:6379"
 WELL = {"kafka_broker_down": 0, "kafka_topic_missing": 0, "kafka_lag": 0, "kafka_silent_seconds": 1.5}
@@ -40,10 +39,9 @@ Told = Callable[[dict[str, float]], list[str]]
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch) -> Iterator[Told]:
+def told(sleeping, run_dir) -> Iterator[Told]:
     """told(values) -> what `server status` says of Redis and Kafka while the server's metrics page has these values."""
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    repo, values, tag = copy_lean_repository(tmp_path / "repo"), dict[str, float](), draw_tag()
+    repo, values, tag = copy_lean_repository(run_dir / "repo"), dict[str, float](), sleeping.tag
     name_in_settings(repo)
 
     def render() -> bytes:
@@ -55,15 +53,15 @@ def told(tmp_path, monkeypatch) -> Iterator[Told]:
     def tell(now: dict[str, float]) -> list[str]:
         values.clear()
         values.update(now)
-        lines = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output.splitlines()
+        lines = call("status").output.splitlines()
         return [line.strip() for line in lines if " Kafka at " in line or " Redis at " in line]
 
-    with serve_page(render) as url, run_tagged(tag) as server:
-        ports = replace(find_free_ports(), metrics=int(url.rpartition(":")[2]))
-        state = ServerState(server.pid, tag, repo, tmp_path / "log", ports, generation=1)
-        state.save(tmp_path)
+    with serve_page(render) as url:
+        ports = replace(sleeping.ports, metrics=int(url.rpartition(":")[2]))
+        state = replace(sleeping, repo=repo, ports=ports, generation=1)
+        state.save(run_dir)
         commands_of_helpers = live_helpers.list_commands(state)  # each ends with the tag, which run_tagged adds
-        supervisor = ["-m", "server.supervisor", str(tmp_path), "python", "-m", live_helpers.MODULE]
+        supervisor = ["-m", "server.supervisor", str(run_dir), "python", "-m", live_helpers.MODULE]
         with (
             run_tagged(tag, *supervisor, *commands_of_helpers["consume"][:-1]),
             run_tagged(tag, *supervisor, *commands_of_helpers["share"][:-1]),
@@ -119,22 +117,13 @@ def test_a_page_that_is_not_http_says_nothing(tmp_path):
         assert read_values(ServerState(1, "tag", tmp_path, tmp_path / "log", ports, generation=1)) == {}
 
 
-def test_a_helper_that_does_not_run_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    repo = copy_lean_repository(tmp_path / "repo")
-    name_in_settings(repo)
-    with run_tagged(tag := draw_tag()) as server:
-        ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports(), generation=1).save(tmp_path)
-        said = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output
-    assert f"WARNING: {KAFKA}: not known, because `python -m live consume` does not run. See " in said
-    assert f"WARNING: {REDIS}: not known, because `python -m live share` does not run. See " in said
-
-
-def test_a_server_without_either_is_told_nothing_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    repo = copy_lean_repository(tmp_path / "repo")
-    with run_tagged(tag := draw_tag()) as server:
-        ServerState(server.pid, tag, repo, tmp_path / "log", find_free_ports(), generation=1).save(tmp_path)
-        said = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False).output
+def test_a_helper_that_does_not_run_is_told_where_the_settings_ask_for_it(sleeping, run_dir):
+    repo = copy_lean_repository(run_dir / "repo")
+    replace(sleeping, repo=repo, generation=1).save(run_dir)
+    said = call("status").output
     assert "Kafka" not in said
     assert "Redis" not in said
+    name_in_settings(repo)
+    said = call("status").output
+    assert f"WARNING: {KAFKA}: not known, because `python -m live consume` does not run. See " in said
+    assert f"WARNING: {REDIS}: not known, because `python -m live share` does not run. See " in said

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from server import __main__ as commands
 from server.processes import identify_process, lives
 from server.start.ports import Ports
 from server.state import ServerState, find_unreadable_states, make_state_path, read_known_servers, read_state
 from server.status.log import explain, explain_end, find_first_failure, find_unfinished, rotate
+from tests.unit.server.conftest import call
 
 HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
 HARMLESS = """E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."
@@ -110,49 +109,48 @@ def test_models_that_began_to_load_and_did_not_finish():
     assert "1 Python model process(es) ended" in failure.reason
 
 
+STATE = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7), {"threads": 2}, generation=1)
+OTHER = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(5, 4, 3))  # at other ports
+
+
 def test_state_is_kept_found_and_forgotten(tmp_path):
-    one = ServerState(11, "triton_9_a_", Path("/repo"), Path("/log"), Ports(grpc=9, http=8, metrics=7), {"threads": 2})
-    other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
-    one.save(tmp_path)
-    other.save(tmp_path)
-    assert read_known_servers(tmp_path) == [other, one]
-    one.forget(tmp_path)
-    one.forget(tmp_path)
-    assert read_known_servers(tmp_path) == [other]
+    STATE.save(tmp_path)
+    OTHER.save(tmp_path)
+    assert read_known_servers(tmp_path) == [OTHER, STATE]
+    STATE.forget(tmp_path)
+    STATE.forget(tmp_path)
+    assert read_known_servers(tmp_path) == [OTHER]
 
 
 def test_a_server_that_was_replaced_does_not_take_the_file_of_the_one_after_it(tmp_path):
-    first, second = (ServerState(n, f"triton_9_{n}_", Path("/repo"), Path("/log"), Ports(9, 8, 7)) for n in (1, 2))
+    second = replace(STATE, pid=2, tag="triton_9_b_")
     second.save(tmp_path)
-    first.forget(tmp_path)
+    STATE.forget(tmp_path)
     assert read_known_servers(tmp_path) == [second]
 
 
 def test_a_change_keeps_what_another_process_saved_meanwhile(tmp_path):
-    state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7), generation=1)
-    state.save(tmp_path)
-    replace(state, pid=2).save(tmp_path)  # restarted
-    assert state.change(tmp_path, generation=3) == replace(state, pid=2, generation=3)
-    assert read_known_servers(tmp_path) == [replace(state, pid=2, generation=3)]
+    STATE.save(tmp_path)
+    replace(STATE, pid=2).save(tmp_path)  # restarted
+    assert STATE.change(tmp_path, generation=3) == replace(STATE, pid=2, generation=3)
+    assert read_known_servers(tmp_path) == [replace(STATE, pid=2, generation=3)]
 
 
 def test_changes_of_many_threads_are_all_kept(tmp_path):
-    state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7))
-    state.save(tmp_path)
+    STATE.save(tmp_path)
     changes = [{"pid": 2}, {"content": "abc"}, {"owner": "me"}, {"generation": 3}, {"fault": "damaged"}]
     with ThreadPoolExecutor(len(changes)) as threads:
-        list(threads.map(lambda change: state.change(tmp_path, **change), changes))
-    assert read_known_servers(tmp_path) == [replace(state, pid=2, content="abc", owner="me", generation=3, fault="damaged")]
+        list(threads.map(lambda change: STATE.change(tmp_path, **change), changes))
+    assert read_known_servers(tmp_path) == [replace(STATE, pid=2, content="abc", owner="me", generation=3, fault="damaged")]
 
 
 def test_a_change_does_not_bring_a_stopped_server_back_nor_touch_the_next_one(tmp_path):
-    state = ServerState(1, "triton_9_a_", Path("/repo"), Path("/log"), Ports(9, 8, 7))
-    assert state.change(tmp_path, generation=3).generation == 3
+    assert STATE.change(tmp_path, generation=3).generation == 3
     assert read_known_servers(tmp_path) == []
-    other = replace(state, tag="triton_9_b_")
-    other.save(tmp_path)
-    state.change(tmp_path, generation=3)
-    assert read_known_servers(tmp_path) == [other]
+    following = replace(STATE, tag="triton_9_b_")
+    following.save(tmp_path)
+    STATE.change(tmp_path, generation=3)
+    assert read_known_servers(tmp_path) == [following]
 
 
 def test_a_process_is_known_by_more_than_its_number():
@@ -175,12 +173,11 @@ BAD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\udcff", *(json.dumps(GOOD | bad) for bad in BAD)])
 def test_a_state_file_that_names_no_server_is_passed_over_and_hides_no_other(tmp_path, text):
-    other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
-    other.save(tmp_path)
+    OTHER.save(tmp_path)
     path = make_state_path(tmp_path, 9)
     path.write_text(text, errors="surrogateescape")
     assert read_state(path) is None
-    assert read_known_servers(tmp_path) == [other]
+    assert read_known_servers(tmp_path) == [OTHER]
     assert find_unreadable_states(tmp_path) == [path]
 
 
@@ -189,12 +186,11 @@ def test_a_folder_in_the_place_of_a_state_file_is_passed_over(tmp_path):
     assert read_known_servers(tmp_path) == []
 
 
-def test_status_lists_the_others_and_names_the_state_file_that_names_none(tmp_path, monkeypatch):
-    path = make_state_path(tmp_path, 9)
+def test_status_lists_the_others_and_names_the_state_file_that_names_none(run_dir):
+    path = make_state_path(run_dir, 9)
     path.parent.mkdir()
     path.write_text(json.dumps(GOOD | {"pid": "abc"}))
-    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
-    result = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False)
+    result = call("status")
     assert result.exit_code == 1
     assert result.stdout.startswith("no server is running here")
     assert f"{path} names no server. Remove it" in result.stderr

@@ -79,9 +79,3 @@ def test_what_cannot_be_started_is_tried_again(tmp_path):
     folder.mkdir()
     process.communicate(timeout=60)
     assert (process.returncode, len(starts_s(folder))) == (0, 1)
-
-
-def test_what_ends_well_is_not_started_again(tmp_path):
-    process = kept(tmp_path, "sys.exit(0)")
-    assert process.communicate(timeout=20)[0] == ""
-    assert len(starts_s(tmp_path)) == 1
