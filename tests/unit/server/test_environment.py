@@ -25,23 +25,17 @@ def test_the_stub_lies_beside_the_backend_and_is_for_this_python(tmp_path):
 
 
 def test_the_backend_folder_is_reused_and_renewed_when_the_wheel_moved(tmp_path):
-    wheel = environment.find_wheel()
-    folder = environment.build_backend_directory(wheel, tmp_path) / "python"
-    inode = folder.stat().st_ino
-    assert (environment.build_backend_directory(wheel, tmp_path) / "python").stat().st_ino == inode
-    stub = folder / "triton_python_backend_stub"
-    stub.unlink()
-    stub.symlink_to(tmp_path / "an-older-wheel")
-    assert (environment.build_backend_directory(wheel, tmp_path) / "python" / stub.name).resolve() == wheel.stub.resolve()
-
-
-def test_bytecode_that_python_writes_does_not_renew_the_folder_which_another_server_may_be_reading(tmp_path):
+    """Bytecode that Python writes does not renew the folder, which another server may be reading."""
     wheel = environment.find_wheel()
     folder = environment.build_backend_directory(wheel, tmp_path) / "python"
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); import triton_python_backend_utils"
     subprocess.run([sys.executable, "-I", "-c", code], check=False, capture_output=True)  # it fails outside of tritonserver
     inode = folder.stat().st_ino
     assert (environment.build_backend_directory(wheel, tmp_path) / "python").stat().st_ino == inode
+    stub = folder / "triton_python_backend_stub"
+    stub.unlink()
+    stub.symlink_to(tmp_path / "an-older-wheel")
+    assert (environment.build_backend_directory(wheel, tmp_path) / "python" / stub.name).resolve() == wheel.stub.resolve()
 
 
 def test_server_environment_puts_libpython_first_and_ignores_the_callers_python(monkeypatch):

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from server.start.environment import PROJECT
 
+OURS = ("MAKEFLAGS", "MAKEOVERRIDES", "GRPC_PORT", "DATA", "USERS", "PROFILE", "LAYOUT", "TRITON", "REPO", "CONFIG")
+
+
+def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run make in a folder, without the variables of the caller's own environment."""
+    clean = {name: value for name, value in os.environ.items() if name not in OURS}
+    return subprocess.run(["make", *arguments], cwd=folder, env=clean, capture_output=True, text=True)
+
 
 @pytest.mark.parametrize(("given", "told"), [([], "make stop"), (["GRPC_PORT=9001"], "make stop GRPC_PORT=9001")])
 def test_run_ends_with_how_to_stop_the_server_it_started_and_no_other(given, told):
-    clean = {name: value for name, value in os.environ.items() if name not in ("GRPC_PORT", "MAKEFLAGS", "MAKEOVERRIDES")}
-    dry = ["make", "--dry-run", "run", *given]
-    printed = subprocess.run(dry, cwd=PROJECT, env=clean, capture_output=True, text=True, check=True).stdout
-    assert f'echo "Stop it:  {told}"' in printed.splitlines()
-
-
-OURS = ("MAKEFLAGS", "MAKEOVERRIDES", "DATA", "USERS", "PROFILE", "LAYOUT", "TRITON", "REPO", "CONFIG")
+    assert f'echo "Stop it:  {told}"' in run_make(PROJECT, "--dry-run", "run", *given).stdout.splitlines()
 
 
 @pytest.fixture
@@ -33,8 +36,7 @@ def make(tmp_path):
         python = tmp_path / "python"
         python.write_text(f"#!/bin/bash\n{lines}")
         python.chmod(0o755)
-        clean = {name: value for name, value in os.environ.items() if name not in OURS}
-        subprocess.run(["make", *arguments, f"PY={python}"], cwd=tmp_path, env=clean, capture_output=True, check=True)
+        run_make(tmp_path, *arguments, f"PY={python}").check_returncode()
 
     return run
 
@@ -69,7 +71,7 @@ def test_run_fails_and_asks_nobody_when_the_users_cannot_be_read(asked, tmp_path
     (tmp_path / "known").unlink()
     with pytest.raises(subprocess.CalledProcessError) as failed:
         asked("DATA=another")
-    assert f"{tmp_path / 'known'}: No such file" in failed.value.stderr.decode()
+    assert f"{tmp_path / 'known'}: No such file" in failed.value.stderr
     assert not (tmp_path / "asked").exists()
 
 
@@ -113,16 +115,13 @@ def test_run_exports_again_into_a_repository_of_any_name(exported):
 
 @pytest.mark.parametrize("name", ["REPO", "DATA", "CONFIG"])
 def test_a_path_with_a_space_is_refused_with_the_reason(name):
-    clean = {key: value for key, value in os.environ.items() if key not in OURS}
-    dry = ["make", "--dry-run", "serve", f"{name}=/shops/my shop"]
-    refused = subprocess.run(dry, cwd=PROJECT, env=clean, capture_output=True, text=True)
+    refused = run_make(PROJECT, "--dry-run", "serve", f"{name}=/shops/my shop")
     assert refused.returncode == 2
     assert f'{name} is "/shops/my shop", and make takes no path with a space. Rename the folder' in refused.stderr
 
 
 def test_make_in_another_folder_says_where_to_run_it(tmp_path):
     """It would find no servers there, and say that there is nothing to stop."""
-    command = ["make", "-f", str(PROJECT / "Makefile"), "stop"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_make(tmp_path, "-f", str(PROJECT / "Makefile"), "stop")
     assert done.returncode != 0
     assert f"this is {tmp_path}, which is no checkout. Run the command there: make -C {PROJECT}/ stop" in done.stderr

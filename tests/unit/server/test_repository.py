@@ -224,22 +224,18 @@ def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, mon
     assert read_pinned_generation(repo) == 2
 
 
-def test_a_lock_needs_a_repository(tmp_path):
-    with (
-        pytest.raises(ConfigError, match=r"There is no model repository at .*absent.*make export"),
-        hold_publication_lock(tmp_path / "absent"),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_that_cannot_be_written_says_so(tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("absent", r"There is no model repository at .*absent.*make export"),
+        ("", r"cannot be written: Is a directory\. .*make the folder"),
+    ],
+)
+def test_a_lock_needs_a_repository_that_can_be_written(tmp_path, folder, said):
     (tmp_path / LOCK_FILE).mkdir()
-    with (
-        pytest.raises(ConfigError, match=r"cannot be written: Is a directory\. .*make the folder"),
-        hold_publication_lock(tmp_path),
-    ):
+    with pytest.raises(ConfigError, match=said), hold_publication_lock(tmp_path / folder):
         pass
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
 def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_path):

@@ -23,10 +23,11 @@ from tests.tags import draw_tag
 from tests.waiting import until
 
 FOLLOWS = "import sys, time; print('follows', *sys.argv[1:], flush=True); time.sleep(60)"
+UPDATES = {"brokers": "localhost:9092"}
 
 
-def publish(repo: Path, generation: int, updates: dict | None, code: str = FOLLOWS) -> None:
-    """A rank stage with settings of its tables, and an updater that only says that it runs."""
+def publish(repo: Path, generation: int = 1, updates: dict | None = UPDATES, code: str = FOLLOWS) -> None:
+    """Write a rank stage with settings of its tables, and an updater that only says that it runs."""
     stage = repo / "rank" / str(generation)
     (stage / "tables").mkdir(parents=True)
     (stage / "tables" / "levels.json").write_text(json.dumps({"updates": updates}))
@@ -60,8 +61,8 @@ def generations_followed(state: ServerState) -> list[str]:
 
 def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
     for generation in (1, 2):
-        publish(state.repo, generation, {"brokers": "a:1"})
-    publish(state.repo, 3, None)
+        publish(state.repo, generation)
+    publish(state.repo, 3, updates=None)
     for generation, followed in ((1, ["1"]), (2, ["2"]), (2, ["2"]), (3, []), (1, ["1"])):
         updaters.follow(replace(state, generation=generation), tmp_path)
         assert generations_followed(state) == followed
@@ -73,7 +74,7 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
 
 
 def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path):
-    publish(state.repo, 1, {"brokers": "a:1"})
+    publish(state.repo)
     fused = state.repo / ENSEMBLE / "1"
     fused.mkdir(parents=True)
     (state.repo / "rank" / "1").rename(fused / "rank")
@@ -88,7 +89,7 @@ def test_an_updater_that_ends_at_once_is_an_error_and_is_tried_again(state, tmp_
     code = (
         f"import pathlib\nif not pathlib.Path('{mended}').exists(): raise SystemExit('confluent_kafka is missing')\n{FOLLOWS}"
     )
-    publish(state.repo, 1, {"brokers": "a:1"}, code=code)
+    publish(state.repo, code=code)
     with pytest.raises(ServerError, match=r"generation 1 did not start: confluent_kafka is missing.*updater-1-1\.log"):
         updaters.follow(state, tmp_path)
     mended.touch()
@@ -105,7 +106,7 @@ def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
 def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.2)
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOLLOWS}"
-    publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
+    publish(state.repo, code=deaf)
     updaters.follow(state, tmp_path)
     running = updaters.find_updaters(state.tag)
     assert len(running) == 2
@@ -114,21 +115,8 @@ def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch)
     assert not any(psutil.pid_exists(process.pid) for process in running)
 
 
-def test_an_updater_that_was_killed_is_started_again(state, tmp_path):
-    publish(state.repo, 1, {"brokers": "a:1"})
-    updaters.follow(state, tmp_path)
-    before = set(updaters.find_updaters(state.tag))
-    (killed,) = working(state)
-    killed.kill()
-    until(lambda: (set(working(state)) - {killed}) != set())
-    assert before - {killed} <= set(updaters.find_updaters(state.tag))  # the supervisor
-    log = tmp_path / "logs" / "updater-1-1.log"
-    until(lambda: log.read_text().count("follows") == 2)
-    assert "supervisor: ended, killed by SIGKILL; started again in 0.2 s" in log.read_text()
-
-
 def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
-    publish(state.repo, 1, {"brokers": "a:1"})
+    publish(state.repo)
     updaters.follow(state, tmp_path)
     (updater,) = working(state)
     (keeper,) = set(updaters.find_updaters(state.tag)) - {updater}
@@ -140,7 +128,7 @@ def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
 
 
 def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
-    publish(tmp_path, 1, {"brokers": "localhost:9092"})
+    publish(tmp_path)
     assert has_update_source(tmp_path, 1)
     assert not has_update_source(tmp_path, 2)
     path = find_tables_settings(tmp_path, 1)
@@ -150,7 +138,7 @@ def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
 
 
 def test_an_updater_that_is_killed_with_its_supervisor_is_started_again(state, tmp_path, monkeypatch):
-    publish(state.repo, 1, {"brokers": "a:1"})
+    publish(state.repo)
     updaters.follow(state, tmp_path)
     state.save(tmp_path)
     watch = HelperWatch(state, tmp_path)
