@@ -14,10 +14,20 @@ import pytest
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from tests.repositories import copy_lean_repository
-from triton_recommender import Health
-from triton_recommender.testing import AsyncFakeRecommender
+from triton_recommender import Health, Unavailable
+from triton_recommender.testing import AsyncFakeRecommender, Query
 
 ITEMS = [3, 1, 2]
+GONE = Unavailable("gone")
+
+
+def failing(error: Exception = GONE) -> Callable[[Query], list[int]]:
+    """Return a handler of a server that answers every question with an error."""
+
+    def fail(_query: Query) -> list[int]:
+        raise error
+
+    return fail
 
 
 class FakeShop(AsyncFakeRecommender):
@@ -54,6 +64,26 @@ class Gateway:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def read_error(self, method: str, path: str, status: int = 400, **options) -> dict[str, str]:
+        """Ask, and expect a status. Return the error of the answer."""
+        response = self.ask(method, path, **options)
+        assert response.status_code == status, response.text
+        return response.json()["error"]
+
+    def read_metric(self, name: str) -> dict[str, float]:
+        """Return the values of a metric by their labels, as the page writes them."""
+        lines = (line for line in self.ask("GET", "/metrics").text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+        return {line[len(name) : line.rindex(" ")]: float(line.rpartition(" ")[2]) for line in lines}
+
+    def recommend_and_stop(self, **params) -> dict:
+        """Ask for recommendations, and stop the gateway, which writes what it has logged."""
+
+        async def ask_and_stop() -> dict:
+            async with self.app.router.lifespan_context(self.app):
+                return (await self.ask_async("GET", "/v1/recommendations", params=params)).json()
+
+        return asyncio.run(ask_and_stop())
+
     def close(self) -> None:
         """Close what the app opened. FastAPI remembers the functions of its routes, so nothing else ever would."""
         self.shop.is_asked_for_health = False
@@ -77,6 +107,12 @@ def closed() -> Iterator[None]:
 def repo(tmp_path_factory) -> Path:
     """Return a copy, beside which some tests make a live store."""
     return copy_lean_repository(tmp_path_factory.mktemp("shop") / "repository")
+
+
+@pytest.fixture
+def own_repo(tmp_path) -> Path:
+    """Return a copy of the test's own, which it may change."""
+    return copy_lean_repository(tmp_path / "repository")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from repository.experiments import end_experiment, start_experiment
 from serving.contract.ids import stable_id
 from serving.live.experiment import Experiment, Mode, State
-from tests.repositories import copy_generation, copy_lean_repository
+from tests.repositories import copy_generation
 from tests.unit.gateway.conftest import Gateway
 
 NEW, OLD = stable_id("new"), 4
@@ -20,12 +20,11 @@ def mode(request) -> Mode:
 
 
 @pytest.fixture
-def door(tmp_path, mode) -> Gateway:
+def door(own_repo, mode) -> Gateway:
     """Generation 2 is that of a later log, with an item more; ids are text."""
-    repo = copy_lean_repository(tmp_path / "shop")
-    copy_generation(repo)
+    copy_generation(own_repo)
     for generation in (1, 2):
-        folder = repo / "recommend" / str(generation)
+        folder = own_repo / "recommend" / str(generation)
         ids, titles = np.load(folder / "item_ids.npy"), json.loads((folder / "item_titles.json").read_text())
         names = {f"sku-{item_id}": item_id for item_id in ids.tolist()}
         if generation == 2:
@@ -33,29 +32,28 @@ def door(tmp_path, mode) -> Gateway:
             np.save(folder / "item_ids.npy", np.append(ids, NEW))
             (folder / "item_titles.json").write_text(json.dumps([*titles, "New Lamp"]))
         (folder / "item_names.json").write_text(json.dumps(names))
-    door = Gateway(repo, lambda query: [1, 2])
+    door = Gateway(own_repo, lambda query: [1, 2])
     door.shop.server.challengers[2] = lambda query: [NEW, OLD]
-    start_experiment(repo, Experiment("spring", 1, 2, 0.99, mode))
+    start_experiment(own_repo, Experiment("spring", 1, 2, 0.99, mode))
     return door
 
 
-def post_new(door: Gateway) -> dict:
-    response = door.ask("POST", "/v1/events", json={"user": "7", "item": "new"})
+def post_new(door: Gateway, **fields: object) -> dict:
+    response = door.ask("POST", "/v1/events", json={"user": "7", "item": "new"} | fields)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def list_titles(door: Gateway) -> dict[str, str | None]:
-    answer = door.ask("GET", "/v1/recommendations", params={"user": "7"}).json()
-    return {item["id"]: item["title"] for item in answer["items"]}
+    return {item["id"]: item["title"] for item in door.recommend(user=7)["items"]}
 
 
 def test_an_item_of_the_challenger_has_its_own_id_and_title(door):
-    answer = door.ask("GET", "/v1/recommendations", params={"user": "7"}).json()
+    answer = door.recommend(user=7)
     items = {item["id"]: item["title"] for item in answer["items"]}
     assert items["new"] == "New Lamp"
     assert items.keys() <= {"new", f"sku-{OLD}", "sku-1"}
-    posted = door.ask("POST", "/v1/events", json={"user": "7", "item": "new", "request_id": answer["request_id"]}).json()
+    posted = post_new(door, request_id=answer["request_id"])
     assert posted["sequence"] > 0
     assert "warning" not in posted
 

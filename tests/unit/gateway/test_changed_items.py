@@ -22,21 +22,17 @@ from serving.contract.tensors import UPSERT
 from serving.live.store import DATA_FILE, find_live_folder
 from serving.stages.live.models import Upsert
 from serving.stages.rules.applied import CURRENT_FILE
-from tests.repositories import copy_generation, copy_lean_repository, copy_to_change, small_repository
-from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Recommendations, Unavailable
+from tests.repositories import copy_generation, copy_to_change, small_repository
+from tests.unit.gateway.conftest import Gateway, failing
+from triton_recommender import Recommendations
 
 USER = 7
 
 
-def fail(_query):
-    raise Unavailable("gone")
-
-
 @pytest.fixture
-def door(tmp_path) -> Gateway:
+def door(own_repo) -> Gateway:
     """A gateway of a repository of its own, whose server is gone."""
-    return Gateway(copy_lean_repository(tmp_path / "repository"), fail)
+    return Gateway(own_repo, failing())
 
 
 @pytest.fixture
@@ -45,13 +41,8 @@ def change(door) -> Iterator[Callable[..., None]]:
     stage = Upsert.load(door.repo / UPSERT / "1")
 
     def upsert(item: int, **columns) -> None:
-        stage(
-            {
-                "kind": np.array([[b"item"]], object),
-                "id": np.array([[item]]),
-                "columns": np.array([[json.dumps(columns).encode()]], object),
-            }
-        )
+        kind, changed = (np.array([[text]], object) for text in (b"item", json.dumps(columns).encode()))
+        stage({"kind": kind, "id": np.array([[item]]), "columns": changed})
 
     yield upsert
     stage.close()
@@ -81,7 +72,7 @@ def test_a_title_that_was_removed_is_shown_no_more(door, change, removed):
     assert list_popular(door)[item] == "Mug"
     change(item, title=removed)
     assert list_popular(door)[item] is None
-    assert list_popular(Gateway(door.repo, fail))[item] is None
+    assert list_popular(Gateway(door.repo, failing()))[item] is None
 
 
 def test_an_item_that_was_added_since_the_export_needs_no_warning(door, change):
@@ -130,11 +121,11 @@ def test_what_is_hidden_since_the_export_is_similar_to_nothing(door, change):
 
 def test_an_item_that_the_export_blocks_is_not_popular_unless_other_rules_are_applied(tmp_path):
     repo = copy_to_change(small_repository(), tmp_path / "repository")
-    item = next(iter(list_popular(Gateway(repo, fail))))
+    item = next(iter(list_popular(Gateway(repo, failing()))))
     compile_for_generation(repo, tmp_path / "rules", 1, {"blocked_items": [item]})
     for path in (tmp_path / "rules" / "1").iterdir():
         path.replace(find_stage_folder(repo, "rerank", 1) / path.name)
-    door = Gateway(repo, fail)
+    door = Gateway(repo, failing())
     assert item not in list_popular(door)
     apply_rules(repo, {})
     assert item in list_popular(door)
@@ -149,15 +140,19 @@ def test_rules_that_cannot_be_read_leave_the_last_ones_and_cost_no_answer(door, 
     assert caplog.text.count("items that were blocked since may be shown") == 1
 
 
+def find_shown(door: Gateway) -> int:
+    return next(item for item in range(1, 31) if explain(door, item)["shown"])
+
+
 def test_an_unavailable_item_is_explained_as_such(door, change):
-    item = next(item for item in range(1, 31) if explain(door, item)["shown"])
+    item = find_shown(door)
     change(item, available=False)
     told = explain(door, item)
     assert (told["shown"], told["why"]) == (False, "It is unavailable.")
 
 
 def test_the_rule_that_drops_an_item_is_named(door):
-    item = next(item for item in range(1, 31) if explain(door, item)["shown"])
+    item = find_shown(door)
     apply_rules(door.repo, {"blocked_items": [item]})
     told = explain(door, item)
     assert (told["shown"], told["why"]) == (False, "A rule drops it: blocked_items.")

@@ -73,9 +73,7 @@ def test_a_list_may_mix_the_shapes(gateway):
 )
 def test_a_field_that_is_wrong_is_named(gateway, body, field):
     door = gateway()
-    response = door.ask("POST", "/v1/events", json=body)
-    assert response.status_code == 400
-    assert field in response.json()["error"]["message"]
+    assert field in door.read_error("POST", "/v1/events", json=body)["message"]
     assert door.shop.events == []
 
 
@@ -104,18 +102,12 @@ def test_what_is_no_number_is_refused_and_the_other_events_count(gateway, fields
     ("body", "said"),
     [
         (
-            {
-                "event": "item",
-                "id": "e-2",
-                "item": "3",
-                "timestamp": "1772366400000",
-                "fields": [{"name": "price", "value": 2}],
-            },
+            {"event": "item", "id": "e-2", "item": "3", "timestamp": "1", "fields": [{"name": "price", "value": 2}]},
             "Metarank's event 'item' is a change of an item. Send its fields as an object, such as {\"price\": 9.5}, by "
             "PUT /v1/items/{id}.",
         ),
         (
-            {"event": "user", "id": "e-3", "user": "7", "timestamp": "1772366400000", "fields": []},
+            {"event": "user", "id": "e-3", "user": "7", "timestamp": "1", "fields": []},
             'Metarank\'s event \'user\' is a change of a user. Send its fields as an object, such as {"country": "DE"}, by '
             "PUT /v1/users/{id}.",
         ),
@@ -128,7 +120,6 @@ def test_what_is_no_number_is_refused_and_the_other_events_count(gateway, fields
 )
 def test_other_events_of_metarank_are_refused_with_what_to_do_instead(gateway, body, said):
     door = gateway()
-    response = door.ask("POST", "/v1/events", json=body)
-    assert (response.status_code, response.json()["error"]["message"]) == (400, said)
+    assert door.read_error("POST", "/v1/events", json=body)["message"] == said
     results = door.ask("POST", "/v1/events", json=[body, METARANK]).json()["results"]
     assert [result.get("sequence") for result in results] == [None, 1]

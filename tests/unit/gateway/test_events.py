@@ -58,9 +58,8 @@ def test_an_event_of_a_session_is_one_of_its_own_id(gateway):
     door = gateway()
     assert door.ask("POST", "/v1/events", json={"session": "a3f", "item": 3}).status_code == 200
     assert door.shop.events[-1].user_id == session_id("a3f") < -(1 << 62)
-    both = door.ask("POST", "/v1/events", json={"session": "a3f", "user": 7, "item": 3})
-    assert both.status_code == 400
-    assert both.json()["error"]["message"] == "User and session are both given; expected one of them."
+    both = door.read_error("POST", "/v1/events", json={"session": "a3f", "user": 7, "item": 3})
+    assert both["message"] == "User and session are both given; expected one of them."
 
 
 def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gateway):
@@ -70,37 +69,21 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
         {"user": 7},
         {"user": 7, "item": "red", "id": "c"},
         {"user": 7, "item": 2, "id": "d", "context": {"colour": "red"}},
-        {"user": 7, "item": 4, "id": "e", "timestamp": "yesterday"},
-        {"user": 7, "item": 5, "id": "f", "amount": 3},
         "not an event",
-        {"user": 7, "item": 6, "id": "h"},
-        {"user": True, "item": 6},
-        {"user": 7, "item": False},
-        {"user": 7, "item": 6, "timestamp": 1_795_000_000},
+        {"user": 7, "item": 6, "id": "f"},
     ]
     response = door.ask("POST", "/v1/events", json=events)
     assert response.status_code == 207
     schema.Results.model_validate(response.json())
     results = response.json()["results"]
-    assert [result.get("sequence") for result in results] == [1, *[None] * 6, 2, *[None] * 3]
-    faults = [
-        "item is missing",
-        "item is 'red'",
-        "no column 'colour'",
-        "expected ISO 8601",
-        "There is no field 'amount'. The fields are user, session, item, event,",
-        "event is 'not an event'; expected an object.",
-        "user is True; expected an id",
-        "item is False; expected an id",
-        "timestamp is 1795000000; expected milliseconds since 1970, or ISO 8601: this looks like seconds.",
-    ]
-    for result, fault in zip(results[1:7] + results[8:], faults, strict=True):
+    assert [result.get("sequence") for result in results] == [1, None, None, None, None, 2]
+    faults = ["item is missing", "item is 'red'", "no column 'colour'", "event is 'not an event'; expected an object."]
+    for result, fault in zip(results[1:5], faults, strict=True):
         assert fault in result["error"]["message"]
-    assert [result.get("id") for result in results] == ["a", None, "c", "d", None, None, None, "h", None, None, None]
+    assert [result.get("id") for result in results] == ["a", None, "c", "d", None, "f"]
     assert [event.item_id for event in door.shop.events] == [1, 6]
-    page = door.ask("GET", "/metrics").text
-    assert 'gateway_events_total{outcome="accepted"} 2.0' in page
-    assert 'gateway_events_total{outcome="INVALID_ARGUMENT"} 9.0' in page
+    counted = door.read_metric("gateway_events_total")
+    assert (counted['{outcome="accepted"}'], counted['{outcome="INVALID_ARGUMENT"}']) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +92,14 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
         ({"user": "", "item": 1}, "user is ''; expected an id: a whole number, or a text that is not empty."),
         ({"user": 7, "item": ""}, "item is ''; expected an id"),
         ({"user": 1.5, "item": 1}, "user is 1.5; expected an id"),
+        ({"user": True, "item": 6}, "user is True; expected an id"),
+        ({"user": 7, "item": False}, "item is False; expected an id"),
+        ({"user": 7, "item": 4, "timestamp": "yesterday"}, "timestamp is 'yesterday'; expected ISO 8601"),
+        (
+            {"user": 7, "item": 6, "timestamp": 1_795_000_000},
+            "timestamp is 1795000000; expected milliseconds since 1970, or ISO 8601: this looks like seconds.",
+        ),
+        ({"user": 7, "item": 5, "amount": 3}, "There is no field 'amount'. The fields are user, session, item, event,"),
         ({"item": 1}, "Neither user nor session is given; expected one of them."),
         ({"user": 7, "item": 1, "context": {"device": []}}, "context.device is []; expected a text or a number."),
         ({"user": 7, "item": 1, "request_id": 3}, "request_id is 3; expected a text."),
@@ -119,26 +110,10 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
     ],
 )
 def test_a_malformed_event_is_explained(gateway, event, said):
-    response = gateway().ask("POST", "/v1/events", json=event)
-    assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith(said)
+    assert gateway().read_error("POST", "/v1/events", json=event)["message"].startswith(said)
 
 
-def test_an_event_that_the_server_refuses_does_not_take_its_batch_along(gateway):
-    door = gateway()
-    answer = door.shop.server.answer
-
-    def refuse_item_2(call):
-        if call.model == "observe" and 2 in call.inputs["item_id"]:
-            raise InvalidRequest("item 2 is refused")
-        return answer(call)
-
-    door.shop.server.answer = refuse_item_2
-    response = door.ask("POST", "/v1/events", json=[{"user": 7, "item": item} for item in (1, 2, 3)])
-    assert ["sequence" in result for result in response.json()["results"]] == [True, False, True]
-
-
-def test_one_refused_event_of_many_takes_few_more_requests(gateway):
+def test_an_event_that_the_server_refuses_takes_few_more_requests_and_no_other_event_along(gateway):
     door, requests = gateway(), []
     answer = door.shop.server.answer
 
@@ -222,33 +197,23 @@ def test_all_of_the_path_after_the_collection_is_the_id(gateway, path):
     door = gateway()
     for collection, methods in (("items", ["PUT"]), ("users", ["PUT", "GET"])):
         for method in methods:
-            response = door.ask(method, f"/v1/{collection}/{path}", json={})
-            assert response.status_code == 400
-            assert f"is {path.replace('%2F', '/')!r}; this shop's ids are whole numbers" in response.json()["error"]["message"]
+            said = door.read_error(method, f"/v1/{collection}/{path}", json={})["message"]
+            assert f"is {path.replace('%2F', '/')!r}; this shop's ids are whole numbers" in said
 
 
 def test_similar_items_are_asked_for_ids_with_a_slash(gateway):
     door = gateway()
-    for path in ("A%2FB", "A/B"):
-        response = door.ask("GET", f"/v1/items/{path}/similar")
-        assert response.status_code == 400
-        assert "item is 'A/B'; this shop's ids" in response.json()["error"]["message"]
-    assert "item is 'A/similar'" in door.ask("GET", "/v1/items/A/similar/similar").json()["error"]["message"]
-    assert 'gateway_requests_total{route="/v1/items/{item_id}/similar",status="400"} 3.0' in door.ask("GET", "/metrics").text
+    for path, item in (("A%2FB", "A/B"), ("A/B", "A/B"), ("A/similar", "A/similar")):
+        assert f"item is {item!r}; this shop's ids" in door.read_error("GET", f"/v1/items/{path}/similar")["message"]
+    assert door.read_metric("gateway_requests_total")['{route="/v1/items/{item_id}/similar",status="400"}'] == 3
 
 
-def test_an_empty_id_is_refused(gateway):
+@pytest.mark.parametrize("blank", ["", "%20"])
+def test_an_id_that_is_empty_or_blank_is_refused(gateway, blank):
     door = gateway()
-    for method, path in (("PUT", "items/"), ("PUT", "users/"), ("GET", "users/"), ("GET", "items//similar")):
-        assert door.ask(method, f"/v1/{path}", json={}).status_code == 400
-    assert door.shop.upserts == []
-
-
-def test_a_blank_id_is_refused(gateway):
-    door = gateway()
-    for method, path in (("PUT", "items/%20"), ("PUT", "users/%20"), ("GET", "users/%20"), ("GET", "items/%20/similar")):
-        assert door.ask(method, f"/v1/{path}", json={"title": "Mug"}).status_code == 400
-    assert door.ask("POST", "/v1/events", json={"user": 7, "item": " "}).status_code == 400
+    for method, path in (("PUT", "items/{}"), ("PUT", "users/{}"), ("GET", "users/{}"), ("GET", "items/{}/similar")):
+        door.read_error(method, f"/v1/{path.format(blank)}", json={"title": "Mug"})
+    door.read_error("POST", "/v1/events", json={"user": 7, "item": blank.replace("%20", " ")})
     assert (door.shop.upserts, door.shop.events) == ([], [])
 
 

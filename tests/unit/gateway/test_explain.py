@@ -20,8 +20,8 @@ from gateway.answers.rules_trace import trace_rules
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.repositories import copy_to_change
-from tests.unit.gateway.conftest import ITEMS, Gateway
-from triton_recommender import Query, Unavailable
+from tests.unit.gateway.conftest import ITEMS, Gateway, failing
+from triton_recommender import Query
 
 USER = 7
 
@@ -132,9 +132,7 @@ def test_a_mistyped_parameter_is_refused(explained):
         ({"item": "3", "user": "7", "sesion": "a3f"}, "There is no parameter 'sesion'. The parameters are user, session, "),
         ({"user": "7"}, "item is missing. Add it."),
     ):
-        response = explained.door.ask("GET", "/v1/explain", params=params)
-        assert response.status_code == 400
-        assert response.json()["error"]["message"].startswith(said)
+        assert explained.door.read_error("GET", "/v1/explain", params=params)["message"].startswith(said)
 
 
 def test_more_excluded_items_than_a_server_takes_are_refused(explained):
@@ -184,10 +182,7 @@ def test_an_answer_does_not_wait_for_reasons_beyond_its_deadline(repo):
 
 
 def test_popular_items_have_no_reasons(repo):
-    def down(query):
-        raise Unavailable("gone")
-
-    items = Gateway(repo, down).recommend(user=USER, reasons="true")["items"]
+    items = Gateway(repo, failing()).recommend(user=USER, reasons="true")["items"]
     assert items
     assert all(item["reasons"] is None for item in items)
 
