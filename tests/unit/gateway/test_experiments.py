@@ -29,7 +29,7 @@ from serving.pipeline import Pipeline
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import copy_lean_repository, small_repository
 from tests.server.test_publication import with_rules
-from tests.unit.gateway.conftest import Gateway
+from tests.unit.gateway.conftest import Gateway, failing
 from triton_recommender import InvalidRequest, ServerFault, StageDied, Unavailable
 from triton_recommender.ids import session_id
 
@@ -75,8 +75,8 @@ class Tried:
 
 
 @pytest.fixture
-def tried(tmp_path) -> Tried:
-    return Tried(copy_lean_repository(tmp_path / "shop"))
+def tried(own_repo) -> Tried:
+    return Tried(own_repo)
 
 
 def ids(answer: dict) -> list[int]:
@@ -135,9 +135,8 @@ def test_a_generation_that_does_not_answer_is_not_explained(compared):
     tried.start(share=0.5)
     assert explain(tried, 3, user="7", generation=2)["generation"] == 2
     end_experiment(tried.repo, "enough")
-    refused = tried.door.ask("GET", "/v1/explain", params={"user": "7", "item": 3, "generation": 2})
-    assert refused.status_code == 400
-    assert "expected 1, which is served, or the challenger of a running experiment" in refused.json()["error"]["message"]
+    refused = tried.door.read_error("GET", "/v1/explain?user=7&item=3&generation=2")
+    assert "expected 1, which is served, or the challenger of a running experiment" in refused["message"]
 
 
 def test_a_sessions_items_are_explained_by_its_own_generation(compared):
@@ -191,8 +190,8 @@ def test_users_are_answered_by_their_generation_again_and_again(tried):
     assert again == {user: answer["generation"] for user, answer in first.items()}
 
 
-def test_the_champions_reasons_are_not_given_for_a_challengers_items(tmp_path):
-    tried = Tried(copy_lean_repository(tmp_path / "shop"), deadline_ms=60_000)
+def test_the_champions_reasons_are_not_given_for_a_challengers_items(own_repo):
+    tried = Tried(own_repo, deadline_ms=60_000)
     experiment = tried.start(share=0.5)
     for user, answer in tried.ask(reasons="true").items():
         enrolled = experiment.enrols(int(user))
@@ -227,27 +226,21 @@ def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share
 
 
 def test_the_metrics_say_how_the_latest_experiment_is(tried):
-    def read_states() -> list[str]:
-        page = tried.door.ask("GET", "/metrics").text
-        return [line for line in page.splitlines() if line.startswith("gateway_experiment_changed_timestamp_seconds{")]
-
-    assert read_states() == []
+    name = "gateway_experiment_changed_timestamp_seconds"
+    assert tried.door.read_metric(name) == {}
     for state, change in (
         ("running", lambda: tried.start(share=0.25)),
         ("rolled back", lambda: end_experiment(tried.repo, "its p99 is 90 ms", "rolled back")),
     ):
         changed_s = change().changed_ms / 1_000
-        (line,) = read_states()
-        labels, value = line.rsplit(" ", 1)
-        assert labels.endswith(f'{{challenger="2",experiment="spring",state="{state}"}}')
-        assert float(value) == pytest.approx(changed_s)
+        labels = f'{{challenger="2",experiment="spring",state="{state}"}}'
+        assert tried.door.read_metric(name) == {labels: pytest.approx(changed_s)}
 
 
 def test_the_metrics_say_how_the_last_round_of_training_ended(tried):
     def read_rounds() -> dict[str, float]:
-        page = tried.door.ask("GET", "/metrics").text
-        lines = [line for line in page.splitlines() if line.startswith("gateway_training_round_timestamp_seconds{")]
-        return {line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in lines}
+        rounds = tried.door.read_metric("gateway_training_round_timestamp_seconds")
+        return {labels.split('"')[1]: time_s for labels, time_s in rounds.items()}
 
     assert read_rounds() == {}
     for outcome in ("published", "failed", "waits"):
@@ -262,19 +255,16 @@ def test_the_metrics_say_how_the_last_round_of_training_ended(tried):
 
 
 def test_the_metrics_say_when_the_newest_generation_was_published(tried):
-    def read_newest() -> list[str]:
-        page = tried.door.ask("GET", "/metrics").text
-        return [line for line in page.splitlines() if line.startswith("gateway_newest_generation_timestamp_seconds{")]
-
+    name = "gateway_newest_generation_timestamp_seconds"
     manifest = tried.repo / ENSEMBLE / "1" / MANIFEST_FILE
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sealed_s": 1_000.0}))
-    assert read_newest() == ['gateway_newest_generation_timestamp_seconds{generation="1"} 1000.0']
+    assert tried.door.read_metric(name) == {'{generation="1"}': 1_000}
     (tried.repo / ENSEMBLE / "12").mkdir()
     (tried.repo / ENSEMBLE / "12" / MANIFEST_FILE).write_text("{}")  # as an older version wrote it: the file has the time
     os.utime(tried.repo / ENSEMBLE / "12" / MANIFEST_FILE, (2_000, 2_000))
-    assert read_newest() == ['gateway_newest_generation_timestamp_seconds{generation="12"} 2000.0']
+    assert tried.door.read_metric(name) == {'{generation="12"}': 2_000}
     shutil.rmtree(tried.repo / ENSEMBLE)
-    assert read_newest() == []
+    assert tried.door.read_metric(name) == {}
 
 
 def test_without_an_experiment_nothing_is_logged_and_the_champion_answers(tried):
@@ -293,11 +283,8 @@ def test_nobody_in_particular_is_in_no_experiment(tried):
     [ServerFault("broken"), StageDied("dead"), Unavailable("gone"), InvalidRequest("no such column"), RuntimeError("ours")],
     ids=lambda f: type(f).__name__,
 )
-def test_a_challenger_that_fails_is_replaced_by_the_champion_and_the_log_keeps_its_arm(tmp_path, fault):
-    def fail(query):
-        raise fault
-
-    tried = Tried(copy_lean_repository(tmp_path / "shop"), fail)
+def test_a_challenger_that_fails_is_replaced_by_the_champion_and_the_log_keeps_its_arm(own_repo, fault):
+    tried = Tried(own_repo, failing(fault))
     tried.start(share=1.0)
     answers = tried.ask()
     assert {tuple(ids(answer)) for answer in answers.values()} == {tuple(CHAMPIONS)}
@@ -310,8 +297,8 @@ def test_a_challenger_that_is_not_loaded_costs_no_answer(tried):
     assert {answer["generation"] for answer in tried.ask().values()} == {1}
 
 
-def test_a_tester_chooses_the_generation_and_is_in_no_experiment_nor_in_the_log(tmp_path):
-    tried = Tried(copy_lean_repository(tmp_path / "shop"), exposure_share=1.0)
+def test_a_tester_chooses_the_generation_and_is_in_no_experiment_nor_in_the_log(own_repo):
+    tried = Tried(own_repo, exposure_share=1.0)
     tried.start(share=0.5)
     for generation, items in ((1, CHAMPIONS), (2, CHALLENGERS)):
         answers = tried.ask(generation=generation)
@@ -319,17 +306,12 @@ def test_a_tester_chooses_the_generation_and_is_in_no_experiment_nor_in_the_log(
     assert tried.log == []
 
 
-def test_a_generation_that_is_not_held_is_an_error(tried):
-    response = tried.door.ask("GET", "/v1/recommendations", params={"user": "7", "generation": "9"})
-    assert response.status_code == 400
-    assert "generation is 9, which the server does not hold" in response.json()["error"]["message"]
-
-
-def test_a_generation_that_the_server_has_just_left_is_an_error(tried):
+def test_a_generation_that_is_not_held_or_that_the_server_has_just_left_is_an_error(tried):
+    refused = tried.door.read_error("GET", "/v1/recommendations?user=7&generation=9")
+    assert "generation is 9, which the server does not hold" in refused["message"]
     tried.door.shop.server.served_generation = 2
-    response = tried.door.ask("GET", "/v1/recommendations", params={"user": "7", "generation": "1"})
-    assert response.status_code == 400
-    assert "generation is 1, and the server now answers with 2" in response.json()["error"]["message"]
+    refused = tried.door.read_error("GET", "/v1/recommendations?user=7&generation=1")
+    assert "generation is 1, and the server now answers with 2" in refused["message"]
 
 
 def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
@@ -344,21 +326,15 @@ def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
     assert change_share(tried.repo, 0.75).find_assignment("shadow") == 0.75
 
 
-def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
-    def fail(query):
-        raise ServerFault("broken")
-
-    tried = Tried(copy_lean_repository(tmp_path / "shop"), fail)
+def test_a_shadow_that_fails_is_not_noticed(own_repo):
+    tried = Tried(own_repo, failing(ServerFault("broken")))
     tried.start(share=1.0, mode="shadow")
     assert {tuple(answer["degraded"]) for answer in tried.ask().values()} == {()}
     assert {tuple(row["degraded"]) for row in tried.log if row["arm"] == "shadow"} == {("challenger",)}
 
 
-def test_a_request_that_a_shadow_refuses_does_not_count_against_it(tmp_path, caplog):
-    def refuse(query):
-        raise InvalidRequest("no such column")
-
-    tried = Tried(copy_lean_repository(tmp_path / "shop"), refuse)
+def test_a_request_that_a_shadow_refuses_does_not_count_against_it(own_repo, caplog):
+    tried = Tried(own_repo, failing(InvalidRequest("no such column")))
     tried.start(share=1.0, mode="shadow")
     tried.ask()
     gc.collect()  # an exception that nobody handled is logged when its task goes
@@ -389,11 +365,8 @@ def test_pinned_items_keep_their_slots_in_interleaved_answers(tried):
     assert {tuple(row["teams"][1:]) for row in tried.log} == {(2, 2)}
 
 
-def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_path):
-    def fail(query):
-        raise ServerFault("broken")
-
-    tried = Tried(copy_lean_repository(tmp_path / "shop"), fail)
+def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(own_repo):
+    tried = Tried(own_repo, failing(ServerFault("broken")))
     tried.start(share=1.0, mode="interleave")
     [answer] = tried.ask(["7"]).values()
     assert (ids(answer), answer["degraded"]) == (CHAMPIONS, ["challenger"])

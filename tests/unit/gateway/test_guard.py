@@ -13,11 +13,12 @@ import httpx
 import pytest
 
 from gateway.edge.guard import TokenBucket
-from gateway.edge.tokens import add_token, read_tokens
+from gateway.edge.tokens import add_token, hash_token, read_tokens
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import ConfigError
 
 EVENT = {"user": 7, "item": 3}
+TOKENS, RIGHT = {hash_token("right"): "shop"}, {"authorization": "Bearer right"}
 
 
 def test_who_brings_no_valid_token_gets_nothing_of_the_shops(gateway, tmp_path):
@@ -51,9 +52,7 @@ def test_a_web_page_whose_name_leads_here_gets_nothing_of_a_gateway_without_toke
     assert door.shop.queries == []
     assert door.ask("GET", "/healthz", headers=headers).status_code == 200
     assert gateway(hosts=("Shop.example", host.partition(":")[0])).ask("GET", "/", headers=headers).status_code == 200
-    tokens = {hashlib.sha256(b"right").hexdigest(): "shop"}
-    headers |= {"authorization": "Bearer right"}
-    assert gateway(tokens=tokens).ask("GET", "/v1/recommendations?user=7", headers=headers).status_code == 200
+    assert gateway(tokens=TOKENS).ask("GET", "/v1/recommendations?user=7", headers=headers | RIGHT).status_code == 200
 
 
 def test_a_web_page_from_elsewhere_may_post_nothing_to_a_gateway_without_tokens(gateway):
@@ -63,16 +62,11 @@ def test_a_web_page_from_elsewhere_may_post_nothing_to_a_gateway_without_tokens(
         assert door.ask("POST", "/v1/events", json=EVENT, headers={"sec-fetch-site": site}).status_code == status, site
     assert door.ask("GET", "/", headers={"sec-fetch-site": "cross-site"}).status_code == 200  # a link to the page
     host = "127.0.0.1:8080"
-    for origin, status in (
-        ("https://evil.example", 403),
-        ("null", 403),
-        (f"http://{host}", 200),
-    ):
+    for origin, status in (("https://evil.example", 403), ("null", 403), (f"http://{host}", 200)):
         headers = {"host": host, "origin": origin}
         assert door.ask("POST", "/v1/events", json=EVENT, headers=headers).status_code == status, origin
-    headers = {"authorization": "Bearer right", "sec-fetch-site": "cross-site"}
-    door = gateway(tokens={hashlib.sha256(b"right").hexdigest(): "shop"})
-    assert door.ask("POST", "/v1/events", json=EVENT, headers=headers).status_code == 200
+    headers = RIGHT | {"sec-fetch-site": "cross-site"}
+    assert gateway(tokens=TOKENS).ask("POST", "/v1/events", json=EVENT, headers=headers).status_code == 200
 
 
 def test_a_token_is_kept_as_a_hash_alone_and_by_its_owner_alone(tmp_path):
@@ -196,7 +190,7 @@ def test_one_client_may_not_take_all(gateway):
 
 
 def test_who_asks_for_recommendations_too_often_gets_popular_items(gateway):
-    tokens = {hashlib.sha256(name.encode()).hexdigest(): name for name in ("shop", "operator")}
+    tokens = {hash_token(name): name for name in ("shop", "operator")}
     door = gateway(tokens=tokens, requests_per_s=0.001, burst=2)
 
     def ask(path: str, token: str = "shop") -> httpx.Response:
@@ -214,10 +208,10 @@ def test_who_asks_for_recommendations_too_often_gets_popular_items(gateway):
 
 
 def test_guesses_of_a_token_are_limited_too_and_take_nothing_from_who_has_one(gateway):
-    door = gateway(tokens={hashlib.sha256(b"right").hexdigest(): "shop"}, requests_per_s=0.001, burst=2)
+    door = gateway(tokens=TOKENS, requests_per_s=0.001, burst=2)
     asked = [door.ask("GET", "/v1/recommendations?user=7", headers={"authorization": "Bearer wrong"}) for _ in range(3)]
     assert [response.status_code for response in asked] == [401, 401, 429]
-    assert door.ask("GET", "/v1/recommendations?user=7", headers={"authorization": "Bearer right"}).status_code == 200
+    assert door.ask("GET", "/v1/recommendations?user=7", headers=RIGHT).status_code == 200
 
 
 def test_a_bucket_fills_again():

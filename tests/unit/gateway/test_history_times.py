@@ -3,7 +3,6 @@
 import time
 from datetime import datetime
 
-from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.trials.logs import observe
 
@@ -15,8 +14,8 @@ def read_times_s(door: Gateway) -> dict[int, float]:
     return {item["id"]: datetime.fromisoformat(item["time"]).timestamp() for item in history}
 
 
-def test_an_event_of_today_is_of_today_and_those_before_stay_as_they_were(tmp_path):
-    door = Gateway(copy_lean_repository(tmp_path / "shop"))
+def test_an_event_of_today_is_of_today_and_those_before_stay_as_they_were(own_repo):
+    door = Gateway(own_repo)
     exported_s = read_times_s(door)
     new = next(item for item in range(1, 31) if item not in exported_s)
     now_s = int(time.time())

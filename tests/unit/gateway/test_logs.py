@@ -13,8 +13,8 @@ from server.start.ports import find_free_port
 from serving.contract.logs import JsonFormatter, format_json_line
 from tests.certificates import make_certificate
 from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.gateway.conftest import failing
 from tests.waiting import until
-from triton_recommender import Unavailable
 
 
 @pytest.fixture
@@ -42,12 +42,8 @@ def test_an_exception_is_in_its_line(caplog):
     assert "ZeroDivisionError: of nothing" in json.loads(text)["exception"]
 
 
-def fails(query):
-    raise Unavailable("gone")
-
-
 def test_a_fallback_is_logged_with_the_id_that_the_caller_got_and_without_the_user(gateway, lines):
-    answer = gateway(fails).recommend(user="4711")
+    answer = gateway(failing()).recommend(user="4711")
     (line,) = lines()
     assert (line["level"], line["request_id"], line["reason"]) == ("WARNING", answer["request_id"], "UNAVAILABLE")
     assert "4711" not in json.dumps(line)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gateway import schema
-from tests.unit.gateway.conftest import Gateway
+from tests.unit.gateway.conftest import Gateway, failing
 from triton_recommender import ServerFault, Unavailable
 
 IDS = {"item_id": "3", "user_id": "7", "session": "a3f9"}
@@ -70,10 +70,7 @@ def test_a_malformed_request_is_described(gateway, described, method, path, rout
 
 @pytest.mark.parametrize(("error", "status"), [(ServerFault("It failed."), 502), (Unavailable("It is gone."), 503)])
 def test_the_error_of_a_server_is_described(gateway, described, error, status):
-    def fail(_query):
-        raise error
-
-    answer = gateway(fail).ask("GET", "/v1/recommendations?user=7&fallback=none")
+    answer = gateway(failing(error)).ask("GET", "/v1/recommendations?user=7&fallback=none")
     assert answer.status_code == status
     assert find_schema(described, "get", "/v1/recommendations", status) == "Failure"
     schema.Failure.model_validate(answer.json(), strict=True)

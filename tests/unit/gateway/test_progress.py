@@ -17,13 +17,14 @@ from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from serving.contract.errors import DependencyError
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
-from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
+
+CALIBRATION = {"generation": 3, "error": 0.5, "bound": 0.2, "expected_rate": 0.08, "observed_rate": 0.04}
 
 
 @pytest.fixture
-def repo(tmp_path) -> Path:
-    return copy_lean_repository(tmp_path / "shop")
+def repo(own_repo) -> Path:
+    return own_repo
 
 
 @pytest.fixture
@@ -101,12 +102,8 @@ def test_an_answer_is_kept_for_some_seconds(repo, monkeypatch, tmp_path):
 def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
     start(repo)
     (find_experiment_folder(repo) / EXPERIMENT_FILE).write_text("{")
-    response = door.ask("GET", "/v1/experiment")
-    assert response.status_code == 503
-    assert (
-        response.json()["error"]["message"]
-        == "The logs of answers and events cannot be read. The gateway's log has the details."
-    )
+    said = door.read_error("GET", "/v1/experiment", 503)["message"]
+    assert said == "The logs of answers and events cannot be read. The gateway's log has the details."
 
 
 def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, tmp_path):
@@ -124,8 +121,13 @@ def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, t
     assert not [child for child in running if "trials" in child.cmdline()]
 
 
+async def wait_until_calibration(metrics: Metrics, is_shown: bool) -> None:
+    async with asyncio.timeout(60.0):
+        while ("gateway_calibration_error{" in metrics.render_page().decode()) != is_shown:
+            await asyncio.sleep(0.01)
+
+
 def test_calibration_is_shown_until_it_is_no_longer_known(repo, monkeypatch, tmp_path):
-    fields = {"generation": 3, "error": 0.5, "bound": 0.2, "expected_rate": 0.08, "observed_rate": 0.04}
     monkeypatch.setattr(progress, "PROJECT", tmp_path)
     metrics = Metrics()
 
@@ -133,42 +135,34 @@ def test_calibration_is_shown_until_it_is_no_longer_known(repo, monkeypatch, tmp
         told = f"import sys\nassert sys.argv[1] == 'calibration'\nprint({json.dumps(report)!r})"
         (tmp_path / "trials.py").write_text(told)
         watching = asyncio.create_task(watch_calibration(LogReports(repo, "calibration"), metrics, every_s=0.01))
-        async with asyncio.timeout(60.0):
-            while ("gateway_calibration_error{" in metrics.render_page().decode()) != is_shown:
-                await asyncio.sleep(0.01)
+        await wait_until_calibration(metrics, is_shown)
         watching.cancel()
         return metrics.render_page().decode()
 
-    page = asyncio.run(watch(fields, is_shown=True))
+    page = asyncio.run(watch(CALIBRATION, is_shown=True))
     for name, value in (("error", 0.5), ("error_bound", 0.2), ("expected_click_rate", 0.08), ("observed_click_rate", 0.04)):
         assert f'gateway_calibration_{name}{{generation="3"}} {value}' in page
     asyncio.run(watch({"reason": "too few answers"}, is_shown=False))
 
 
 def test_calibration_is_not_known_while_no_process_can_start(repo, monkeypatch, tmp_path, caplog):
-    fields = {"generation": 3, "error": 0.5, "bound": 0.2, "expected_rate": 0.08, "observed_rate": 0.04}
     project, away = tmp_path / "project", tmp_path / "away"
     project.mkdir()
-    (project / "trials.py").write_text(f"print({json.dumps(fields)!r})")
+    (project / "trials.py").write_text(f"print({json.dumps(CALIBRATION)!r})")
     monkeypatch.setattr(progress, "PROJECT", project)
     monkeypatch.setattr(progress, "KEPT_S", 0.0)
     metrics = Metrics()
 
-    async def wait_until(is_shown: bool) -> None:
-        async with asyncio.timeout(60.0):
-            while ("gateway_calibration_error{" in metrics.render_page().decode()) != is_shown:
-                await asyncio.sleep(0.01)
-
     async def watch() -> None:
         reports = LogReports(repo, "calibration")
         watching = asyncio.create_task(watch_calibration(reports, metrics, every_s=0.01))
-        await wait_until(is_shown=True)
+        await wait_until_calibration(metrics, is_shown=True)
         project.rename(away)  # an error of the system, as with too little memory
-        await wait_until(is_shown=False)
+        await wait_until_calibration(metrics, is_shown=False)
         with pytest.raises(DependencyError, match="The gateway's log has the details"):
             await reports.read_latest()
         away.rename(project)
-        await wait_until(is_shown=True)
+        await wait_until_calibration(metrics, is_shown=True)
         watching.cancel()
 
     asyncio.run(watch())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,6 @@ from serving.live.layout import Layout
 from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
-from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.live.batches import KINDS, purchase
 from tests.unit.tables.redis_server import RedisServer
@@ -31,10 +31,20 @@ def redis(tmp_path) -> Iterator[RedisServer]:
     server.stop()
 
 
-def test_a_redis_that_hangs_holds_up_no_other_request(tmp_path, redis):
-    repo = copy_lean_repository(tmp_path / "repository")
-    stage = repo / "preprocess" / "1" / "stage.json"
+@pytest.fixture
+def repo(own_repo, redis) -> Path:
+    """Return a repository whose users are shared by Redis."""
+    stage = own_repo / "preprocess" / "1" / "stage.json"
     stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": "shop"}))
+    return own_repo
+
+
+def write_store(folder: Path, repo: Path) -> AbstractContextManager[Writer]:
+    """Return a live store of the repository's shop."""
+    return closing(Writer(folder, Layout(), KINDS.names, shop=read_stage(repo / "preprocess" / "1").shop))
+
+
+def test_a_redis_that_hangs_holds_up_no_other_request(repo, redis):
     answered: list[str] = []
 
     async def ask_both() -> None:
@@ -44,7 +54,7 @@ def test_a_redis_that_hangs_holds_up_no_other_request(tmp_path, redis):
 
         await asyncio.gather(ask(str(NOBODY)), ask("1"))
 
-    with closing(Writer(find_live_folder(repo), Layout(), KINDS.names, shop=read_stage(stage.parent).shop)):
+    with write_store(find_live_folder(repo), repo):
         door = Gateway(repo)
         assert door.recommend(user=str(NOBODY), session="a3f")["known"] is False  # connects to Redis
         redis.freeze()
@@ -55,14 +65,10 @@ def test_a_redis_that_hangs_holds_up_no_other_request(tmp_path, redis):
     assert answered == ["1", str(NOBODY)]
 
 
-def test_users_and_visitors_of_another_machine_are_known(tmp_path, redis):
-    repo = copy_lean_repository(tmp_path / "repository")
-    stage = repo / "preprocess" / "1" / "stage.json"
-    stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": "shop"}))
-    shop = read_stage(stage.parent).shop
+def test_users_and_visitors_of_another_machine_are_known(repo, tmp_path, redis):
     with (
-        closing(Writer(find_live_folder(repo), Layout(), KINDS.names, shop=shop)),
-        closing(Writer(tmp_path / "other.live", Layout(), KINDS.names, shop=shop)) as other,
+        write_store(find_live_folder(repo), repo),
+        write_store(tmp_path / "other.live", repo) as other,
         closing(RedisState(redis.address, "shop", PATIENT_S)) as state,
     ):
         for user in (ELSEWHERE, session_id("a3f")):

@@ -7,16 +7,10 @@ import json
 import pytest
 
 from gateway import schema
-from tests.repositories import copy_lean_repository
-from tests.unit.gateway.conftest import Gateway
-from triton_recommender import Unavailable
+from tests.unit.gateway.conftest import Gateway, failing
 
 
-def fail(query):
-    raise Unavailable("gone")
-
-
-@pytest.mark.parametrize("handler", [lambda query: [3, 1, 2], fail], ids=["served", "popular items"])
+@pytest.mark.parametrize("handler", [lambda query: [3, 1, 2], failing()], ids=["served", "popular items"])
 def test_unknown_items_of_history_and_exclude_are_named(repo, handler):
     answer = Gateway(repo, handler).recommend(user=7, history="4,999", exclude="1,998,5,997")
     schema.Recommendations.model_validate(answer)
@@ -31,9 +25,8 @@ def test_known_items_need_no_warning(gateway):
     assert gateway().recommend(user=7)["warnings"] == []
 
 
-def test_unknown_text_ids_are_named_as_they_were_written(tmp_path):
-    repo = copy_lean_repository(tmp_path / "shop")
+def test_unknown_text_ids_are_named_as_they_were_written(own_repo):
     names = {f"mug {item}": item for item in range(1, 31)}
-    (repo / "recommend" / "1" / "item_names.json").write_text(json.dumps(names))
-    [warning] = Gateway(repo).recommend(user=7, exclude="mug 1,UNKNOWN")["warnings"]
+    (own_repo / "recommend" / "1" / "item_names.json").write_text(json.dumps(names))
+    [warning] = Gateway(own_repo).recommend(user=7, exclude="mug 1,UNKNOWN")["warnings"]
     assert "have no effect: 'UNKNOWN'." in warning
