@@ -13,10 +13,13 @@ class Clock:
         return self.now_s
 
 
-def run_load(limiter: Limiter, clock: Clock, per_s: float, capacity: int, service_s: float, seconds: float) -> list[float]:
-    """Offer requests to a server that does `capacity` at a time, in the order of arrival. Return the latencies."""
+CAPACITY, SERVICE_S = 4, 0.01  # of the server: how many requests it does at a time, and how long each takes
+
+
+def run_load(limiter: Limiter, clock: Clock, per_s: float, seconds: float) -> list[float]:
+    """Offer requests to a server, which does them in the order of arrival. Return the latencies."""
     due_s, until_s, latencies_s = clock.now_s, clock.now_s + seconds, []
-    free_s = [clock.now_s] * capacity  # when each of its places is free
+    free_s = [clock.now_s] * CAPACITY  # when each of its places is free
     running: list[tuple[float, float]] = []  # end, start
     while due_s < until_s:
         while running and min(running)[0] <= due_s:
@@ -28,7 +31,7 @@ def run_load(limiter: Limiter, clock: Clock, per_s: float, capacity: int, servic
         clock.now_s = due_s
         if limiter.admits("normal"):
             place = free_s.index(min(free_s))
-            free_s[place] = max(free_s[place], due_s) + service_s
+            free_s[place] = max(free_s[place], due_s) + SERVICE_S
             running.append((free_s[place], limiter.begin()))
         due_s += 1 / per_s
     for end_s, began_s in sorted(running):
@@ -37,25 +40,35 @@ def run_load(limiter: Limiter, clock: Clock, per_s: float, capacity: int, servic
     return latencies_s
 
 
-def test_under_five_times_the_capacity_most_of_it_is_used_and_nobody_waits_long():
+def answer_one(limiter: Limiter, clock: Clock, latency_s: float, failed: bool = False) -> None:
+    began_s = limiter.begin()
+    clock.now_s += latency_s
+    limiter.end(began_s, failed=failed)
+
+
+def make_calm(factor: float, least_target_s: float) -> tuple[Limiter, Clock]:
+    """Return a limiter that has met few requests, and its clock."""
     clock = Clock()
-    limiter = Limiter(1_000, factor=3.0, least_target_s=0.02, clock_s=clock)
-    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
-    latencies_s = sorted(run_load(limiter, clock, per_s=2_000, capacity=4, service_s=0.01, seconds=20))
+    limiter = Limiter(1_000, factor, least_target_s, clock_s=clock)
+    run_load(limiter, clock, per_s=50, seconds=5)
+    return limiter, clock
+
+
+def test_under_five_times_the_capacity_most_of_it_is_used_and_nobody_waits_long():
+    limiter, clock = make_calm(factor=3.0, least_target_s=0.02)
+    latencies_s = sorted(run_load(limiter, clock, per_s=2_000, seconds=20))
     assert len(latencies_s) >= 0.8 * 20 * 400
     assert latencies_s[int(0.99 * len(latencies_s))] <= 0.06
     assert limiter.in_flight == 0
-    calm_s = run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=2)
+    calm_s = run_load(limiter, clock, per_s=50, seconds=2)
     assert len(calm_s) >= 95  # nothing is shed when the load is over
 
 
 def test_hours_of_overload_do_not_pass_for_the_latency_without_a_queue():
-    clock = Clock()
-    limiter = Limiter(1_000, factor=4.0, least_target_s=0.0, clock_s=clock)
-    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    limiter, clock = make_calm(factor=4.0, least_target_s=0.0)
     target_s = limiter.target_s
-    run_load(limiter, clock, per_s=800, capacity=4, service_s=0.01, seconds=120)
-    latencies_s = sorted(run_load(limiter, clock, per_s=800, capacity=4, service_s=0.01, seconds=10))
+    run_load(limiter, clock, per_s=800, seconds=120)
+    latencies_s = sorted(run_load(limiter, clock, per_s=800, seconds=10))
     assert limiter.target_s <= 1.01 * target_s
     assert latencies_s[int(0.99 * len(latencies_s))] <= 2 * target_s
     assert len(latencies_s) >= 0.9 * 10 * 400
@@ -76,35 +89,25 @@ def test_the_limit_never_falls_to_nothing_and_never_exceeds_the_most():
     clock = Clock()
     limiter = Limiter(20, factor=2.0, least_target_s=0.001, clock_s=clock)
     for latency_s in [0.001] * 2_000 + [5.0] * 20_000:
-        began_s = limiter.begin()
-        clock.now_s += latency_s
-        limiter.end(began_s)
+        answer_one(limiter, clock, latency_s)
         assert LEAST <= limiter.limit <= 20
     assert limiter.limit == LEAST
 
 
 def test_an_outage_whose_calls_fail_at_once_leaves_the_limit_as_it_was():
-    clock = Clock()
-    limiter = Limiter(1_000, factor=3.0, least_target_s=0.001, clock_s=clock)
-    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    limiter, clock = make_calm(factor=3.0, least_target_s=0.001)
     before = limiter.limit, limiter.target_s
     for _ in range(1_000):
-        began_s = limiter.begin()
-        clock.now_s += 0.0001
-        limiter.end(began_s, failed=True)
+        answer_one(limiter, clock, 0.0001, failed=True)
     assert (limiter.limit, limiter.target_s) == before
-    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    run_load(limiter, clock, per_s=50, seconds=5)
     assert limiter.limit >= before[0]
 
 
 def test_slow_failures_lower_the_limit():
-    clock = Clock()
-    limiter = Limiter(1_000, factor=3.0, least_target_s=0.02, clock_s=clock)
-    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    limiter, clock = make_calm(factor=3.0, least_target_s=0.02)
     for _ in range(1_000):
-        began_s = limiter.begin()
-        clock.now_s += 0.3
-        limiter.end(began_s, failed=True)
+        answer_one(limiter, clock, 0.3, failed=True)
     assert limiter.limit == LEAST
 
 
@@ -112,7 +115,5 @@ def test_at_most_one_means_one_also_when_all_are_slow():
     clock = Clock()
     limiter = Limiter(1, factor=2.0, least_target_s=0.001, clock_s=clock)
     for _ in range(1_000):
-        began_s = limiter.begin()
-        clock.now_s += 5.0
-        limiter.end(began_s)
+        answer_one(limiter, clock, 5.0)
     assert limiter.limit == 1

@@ -13,8 +13,8 @@ from fastapi.openapi.utils import get_openapi
 from gateway import schema
 from live.exposures import read_exposures
 from serving.live.store import find_live_folder
-from tests.repositories import copy_generation, copy_lean_repository
-from tests.unit.gateway.conftest import Gateway
+from tests.repositories import copy_generation
+from tests.unit.gateway.conftest import Gateway, failing
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
 from triton_recommender.ids import session_id
 from triton_recommender.testing import Query
@@ -98,10 +98,7 @@ def test_degraded_parts_are_named(gateway):
     ids=lambda fault: type(fault).__name__,
 )
 def test_whatever_fails_popular_items_answer(gateway, fault):
-    def fail(query):
-        raise fault
-
-    door = gateway(fail)
+    door = gateway(failing(fault))
     answer = door.recommend(user="7", k="3", exclude="11")
     schema.Recommendations.model_validate(answer)
     assert answer["degraded"] == ["gateway_fallback"]
@@ -126,15 +123,14 @@ def test_a_server_that_is_too_slow_is_not_waited_for(gateway):
 
 @pytest.mark.parametrize("deadline", ["0", "-1", "nan", "-inf", "abc", "", "5,6"])
 def test_a_deadline_that_is_no_time_is_refused(gateway, deadline):
-    response = gateway().ask("GET", "/v1/recommendations?user=7", headers={"x-deadline-ms": deadline})
-    assert response.status_code == 400
-    assert f"x-deadline-ms is '{deadline}'; expected a number" in response.json()["error"]["message"]
+    refused = gateway().read_error("GET", "/v1/recommendations?user=7", headers={"x-deadline-ms": deadline})
+    assert f"x-deadline-ms is '{deadline}'; expected a number" in refused["message"]
 
 
 def test_two_deadlines_are_refused(gateway):
-    response = gateway().ask("GET", "/v1/recommendations?user=7", headers=[("x-deadline-ms", "5"), ("x-deadline-ms", "500")])
-    assert response.status_code == 400
-    assert "x-deadline-ms is given more than once" in response.json()["error"]["message"]
+    headers = [("x-deadline-ms", "5"), ("x-deadline-ms", "500")]
+    refused = gateway().read_error("GET", "/v1/recommendations?user=7", headers=headers)
+    assert "x-deadline-ms is given more than once" in refused["message"]
 
 
 def test_a_deadline_that_no_server_can_keep_gets_popular_items(gateway):
@@ -220,10 +216,9 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
     ],
 )
 def test_what_no_server_could_answer_is_refused(gateway, params, said):
-    response = gateway().ask("GET", "/v1/recommendations", params=params)
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "INVALID_ARGUMENT"
-    assert said in response.json()["error"]["message"]
+    refused = gateway().read_error("GET", "/v1/recommendations", params=params)
+    assert refused["code"] == "INVALID_ARGUMENT"
+    assert said in refused["message"]
 
 
 @pytest.mark.parametrize(
@@ -239,10 +234,9 @@ def test_what_no_server_could_answer_is_refused(gateway, params, said):
     ],
 )
 def test_an_id_that_is_not_utf_8_is_refused(gateway, method, url):
-    response = gateway().ask(method, url)
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "INVALID_ARGUMENT"
-    assert "is not UTF-8; expected each" in response.json()["error"]["message"]
+    refused = gateway().read_error(method, url)
+    assert refused["code"] == "INVALID_ARGUMENT"
+    assert "is not UTF-8; expected each" in refused["message"]
 
 
 def test_readiness_asks_a_real_question_at_most_once_a_second(gateway):
@@ -276,10 +270,8 @@ def test_openapi_describes_every_route(gateway):
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/events/", "/v1/recommendations/"])  # a redirect could lead to plain HTTP
 def test_an_unknown_path_is_told_as_json(gateway, path):
-    response = gateway().ask("POST", path)
-    assert response.status_code == 404
     message = f"There is nothing at {path}. /openapi.json lists the paths."
-    assert response.json()["error"] == {"code": "NOT_FOUND", "message": message}
+    assert gateway().read_error("POST", path, 404) == {"code": "NOT_FOUND", "message": message}
 
 
 @pytest.mark.parametrize(("path", "methods"), [("/v1/events", "POST"), ("/v1/users/7", "GET, PUT"), ("/healthz", "GET, HEAD")])
@@ -294,10 +286,8 @@ def test_a_method_that_a_path_does_not_have_is_told_with_those_that_it_has(gatew
 
 
 def test_who_wants_no_popular_items_gets_the_error(gateway):
-    def overloaded(query):
-        raise Overloaded("The server turned the request away.")
-
-    response = gateway(overloaded).ask("GET", "/v1/recommendations", params={"user": "7", "fallback": "none"})
+    door = gateway(failing(Overloaded("The server turned the request away.")))
+    response = door.ask("GET", "/v1/recommendations", params={"user": "7", "fallback": "none"})
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "RESOURCE_EXHAUSTED"
     assert int(response.headers["retry-after"]) >= 1
@@ -346,16 +336,13 @@ def test_when_too_many_wait_a_checkout_is_still_asked_for(gateway):
 
 
 def test_popular_items_are_those_of_the_context_where_it_has_some(gateway, repo):
-    def down(query):
-        raise Unavailable("gone")
-
-    door = gateway(down)
+    door = gateway(failing())
     first = [item["id"] for item in door.recommend(user="7")["items"]]
     path = repo / "recommend" / "1" / "popular_by_context.json"
     before = path.read_text()
     path.write_text(json.dumps({"device": {"phone": [first[5], first[2]]}}))
     try:
-        door = gateway(down)
+        door = gateway(failing())
         assert [item["id"] for item in door.recommend(user="7", **{"context.device": "phone"})["items"]][:3] == [
             first[5], first[2], first[0],
         ]  # fmt: skip
@@ -366,28 +353,20 @@ def test_popular_items_are_those_of_the_context_where_it_has_some(gateway, repo)
 
 def test_answers_are_logged_beside_the_live_store(gateway):
     door = gateway(exposure_share=1.0)
-
-    async def ask_and_stop() -> dict:
-        async with door.app.router.lifespan_context(door.app):
-            return (await door.ask_async("GET", "/v1/recommendations", params={"user": "1", "k": 2})).json()
-
-    answer = asyncio.run(ask_and_stop())
+    answer = door.recommend_and_stop(user=1, k=2)
     logged = read_exposures(find_live_folder(door.repo)).to_pylist()
     [row] = [row for row in logged if row["request_id"] == answer["request_id"]]
     assert (row["item_ids"], row["generation"], row["user_id"]) == ([3, 1], answer["generation"], 1)
 
 
-def test_a_generation_that_could_not_be_read_is_tried_again(tmp_path, monkeypatch):
-    def fail(query):
-        raise Unavailable("gone")
-
-    door = Gateway(copy_lean_repository(tmp_path / "repository"))
+def test_a_generation_that_could_not_be_read_is_tried_again(own_repo, monkeypatch):
+    door = Gateway(own_repo)
     door.shop.server.served_generation, answer = 2, door.shop.server.handler
 
     def list_popular() -> list[int]:
         door.shop.server.handler = answer
         door.recommend(user="7")
-        door.shop.server.handler = fail
+        door.shop.server.handler = failing()
         return [item["id"] for item in door.recommend(user="7")["items"]]
 
     popular = list_popular()
