@@ -47,16 +47,6 @@ def test_what_both_want_credits_nobody():
         assert credit_clicks(teams, np.isin(items, [1, 3])) == 1
 
 
-def test_random_clicks_credit_both_teams_alike():
-    generator = np.random.default_rng(1)
-    credits = [
-        credit_clicks(draft_teams(np.arange(10), np.arange(5, 15), str(number))[1], generator.random(10) < 0.3)
-        for number in range(2_000)
-    ]
-    assert abs(np.mean(credits)) < 0.06
-    assert set(credits) == {-1, 0, 1}
-
-
 def draw_pinned_lists(number: int) -> tuple[np.ndarray, np.ndarray]:
     """Two lists of ten out of thirty items, with item 30 at slot 3 of both and item 31 at slot 6 of one."""
     generator = np.random.default_rng(number)
@@ -77,13 +67,20 @@ def test_pinned_items_keep_their_slots_and_credit_nobody():
         assert credit_clicks(teams, np.isin(items, [30, 31])) == 0
 
 
-def test_random_clicks_credit_both_teams_alike_beside_pins():
-    generator, pins = np.random.default_rng(1), ((30, 3), (31, 6))
-    credits = [
-        credit_clicks(draft_teams(*draw_pinned_lists(number), str(number), pins)[1], generator.random(10) < 0.3)
-        for number in range(2_000)
-    ]
+@pytest.mark.parametrize(
+    ("draw_lists", "pins"),
+    [(lambda number: (np.arange(10), np.arange(5, 15)), ()), (draw_pinned_lists, ((30, 3), (31, 6)))],
+    ids=["no pins", "pins"],
+)
+def test_random_clicks_credit_both_teams_alike(draw_lists, pins):
+    generator = np.random.default_rng(1)
+    credits = []
+    for number in range(2_000):
+        champion, challenger = draw_lists(number)
+        _, teams, _ = draft_teams(champion, challenger, str(number), pins)
+        credits.append(credit_clicks(teams, generator.random(10) < 0.3))
     assert abs(np.mean(credits)) < 0.06
+    assert set(credits) == {-1, 0, 1}
 
 
 def test_an_item_that_the_lists_do_not_show_at_its_slot_is_drafted_like_others():

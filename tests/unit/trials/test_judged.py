@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,11 @@ def record(writer: Writer, reacts_to: list[str]) -> None:
     one = EventBatch(batch.headers, batch.event_ids, [b""], batch.columns)
     for request_id in reacts_to:
         writer.append(replace(one, headers=one.headers.copy(), request_ids=[request_id.encode()]))
+
+
+def read_reacted(answers: JudgedAnswers, judged: JudgedEvents) -> list[str]:
+    """Return the request ids of the events that a look joins."""
+    return [text.decode() for _, batch in judged.read(SPRING, answers.read(SPRING)) for text in batch.request_ids]
 
 
 def read_ids(answers: JudgedAnswers, experiment: Experiment = SPRING) -> set[str]:
@@ -88,10 +94,7 @@ def test_users_who_are_erased_lose_their_ids(tmp_path):
 def test_an_event_is_read_once_and_joins_an_answer_that_is_written_later(tmp_path):
     now_ms = [1_000]
     answers, judged = JudgedAnswers(tmp_path), JudgedEvents(tmp_path)
-
-    def look() -> list[str]:
-        return [text.decode() for _, batch in judged.read(SPRING, answers.read(SPRING)) for text in batch.request_ids]
-
+    look = partial(read_reacted, answers, judged)
     assert look() == []  # no event was ever recorded
     with closing(Writer(tmp_path, Layout(), KINDS.names, now_ms=lambda: now_ms[0])) as writer:
         log_answers(tmp_path, range(10))
@@ -115,10 +118,7 @@ def test_events_of_a_fast_clock_do_not_keep_others_from_waiting(tmp_path):
     right_ms = time.time_ns() // 1_000_000
     now_ms = [right_ms]
     answers, judged = JudgedAnswers(tmp_path), JudgedEvents(tmp_path)
-
-    def look() -> list[str]:
-        return [text.decode() for _, batch in judged.read(SPRING, answers.read(SPRING)) for text in batch.request_ids]
-
+    look = partial(read_reacted, answers, judged)
     with closing(Writer(tmp_path, Layout(), KINDS.names, now_ms=lambda: now_ms[0])) as writer:
         log_answers(tmp_path, range(10))
         now_ms[0] = right_ms + 365 * 86_400_000
