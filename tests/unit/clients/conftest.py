@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +12,36 @@ import pytest
 from tests.certificates import make_certificate
 from tests.unit.clients.grpc_double import GrpcDouble
 from tests.unit.clients.http_double import HttpDouble
-from triton_recommender import Recommendations
+from triton_recommender import AsyncRecommender, Recommendations, Recommender
 from triton_recommender.tensors import Degraded
 
 ANSWER = Recommendations((30, 10, 20, 40), (4.0, 3.0, 3.5, 1.0), Degraded.RANK | Degraded.RERANK, generation=2)
+
+both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+
+
+def use(kind: str, urls: str | list[str], ask: Callable[[Any], list[Callable[[], Any]]], **settings: Any) -> list[Any]:
+    """Return the results of `ask(client)`, a list of calls, by either client over fresh connections."""
+    if kind == "blocking":
+        with Recommender(urls, **settings) as shop:
+            return [step() for step in ask(shop)]
+
+    async def run() -> list[Any]:
+        async with AsyncRecommender(urls, **settings) as shop:
+            return [await step() for step in ask(shop)]
+
+    return asyncio.run(run())
+
+
+def recommend(shop: Any) -> list[Callable[[], Any]]:
+    return [lambda: shop.recommend(1)]
+
+
+def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
+    """Write the users of a stage, and how many events each has."""
+    (folder / "store").mkdir(parents=True)
+    np.save(folder / "store" / "user_ids.npy", np.array(user_ids, np.int64))
+    np.save(folder / "store" / "event_count.npy", np.array([*events, 0], np.int64))  # the last row is the unknown user's
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import grpc
@@ -11,10 +10,10 @@ import pytest
 from server.start.ports import find_free_ports
 from tests.pages import serve_page
 from tests.present import present
-from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.conftest import ANSWER, both, use
 from triton_recommender import (
-    AsyncRecommender,
     DeadlineExceeded,
+    Health,
     InvalidRequest,
     MemoryCache,
     ModelNotFound,
@@ -39,20 +38,10 @@ def web_page(request) -> Iterator[str]:
         yield url
 
 
-def ask(kind: str, url: str, *arguments, settings: dict | None = None, **options):
-    """recommend() of either client on a fresh connection."""
-    if kind == "blocking":
-        with Recommender(url, **(settings or {})) as shop:
-            return shop.recommend(*arguments, **options)
-
-    async def call():
-        async with AsyncRecommender(url, **(settings or {})) as shop:
-            return await shop.recommend(*arguments, **options)
-
-    return asyncio.run(call())
-
-
-both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def ask(kind: str, url: str, *arguments, settings: dict | None = None, **options) -> Recommendations:
+    """Return what recommend() of either client returns on a fresh connection."""
+    [answer] = use(kind, url, lambda shop: [lambda: shop.recommend(*arguments, **options)], **(settings or {}))
+    return answer
 
 
 @both
@@ -179,16 +168,9 @@ def test_an_unknown_model(kind, server):
 
 @both
 def test_health_is_one_real_question(kind, server):
-    def health():
-        if kind == "blocking":
-            with Recommender([server.url]) as shop:
-                return shop.health()[0]
-
-        async def call():
-            async with AsyncRecommender(server.url) as shop:
-                return (await shop.health())[0]
-
-        return asyncio.run(call())
+    def health() -> Health:
+        [[said]] = use(kind, server.url, lambda shop: [shop.health])
+        return said
 
     said = health()
     assert (said.url, said.ready, said.generation, said.degraded) == (server.url, True, 2, ANSWER.degraded)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
+from tests.unit.clients.conftest import write_store
 from triton_recommender import Catalogue, CatalogueError, CatalogueMissing
 from triton_recommender.folder import list_users
 
@@ -36,12 +34,6 @@ def test_what_is_not_published_is_not_known(repo, tmp_path):
             load()
     (repo / "recommend" / "10" / "item_titles.json").unlink()
     assert Catalogue.load(repo).title(10) is None
-
-
-def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
-    (folder / "store").mkdir(parents=True)
-    np.save(folder / "store" / "user_ids.npy", np.array(user_ids, np.int64))
-    np.save(folder / "store" / "event_count.npy", np.array([*events, 0], np.int64))  # the last row is the unknown user's
 
 
 @pytest.mark.parametrize("place", ["preprocess/10", "recommend/10/preprocess", "preprocess_features/10"])

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 from server.start.ports import find_free_ports
 from tests.pages import serve_page
-from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.conftest import ANSWER, write_store
 from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
-from tests.unit.clients.test_catalogue import write_store
 from triton_recommender import Catalogue, Event, Recommendations
 from triton_recommender.cli import app
 from triton_recommender.display import compare_lists
@@ -55,24 +54,9 @@ def test_json_is_one_object_for_programs(server, repo):
 
 
 def test_options_reach_the_server(server, tmp_path):
-    run(
-        *(
-            "recommend",
-            "--user-id",
-            5,
-            "--history",
-            "1, 2",
-            "--exclude",
-            "3,4",
-            "--context",
-            "store=3",
-            "--context",
-            "device=a=b",
-            "--category",
-            "Küche",
-        ),
-        *("--priority", 1, "--url", server.url, "--repo", tmp_path),
-    )
+    lists, context = ("--history", "1, 2", "--exclude", "3,4"), ("--context", "store=3", "--context", "device=a=b")
+    settings = ("--category", "Küche", "--priority", 1, "--url", server.url, "--repo", tmp_path)
+    run("recommend", "--user-id", 5, *lists, *context, *settings)
     sent = server.fake.calls[0].inputs
     assert sent["history"].tolist() == [[1, 2, -1, -1]]
     assert sent["exclude"].tolist() == [[3, 4, -1]]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from server.start.ports import find_free_ports
-from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.conftest import ANSWER, both, recommend, use
 from tests.unit.clients.grpc_double import GrpcDouble
 from triton_recommender import (
     AsyncRecommender,
@@ -31,25 +31,6 @@ from triton_recommender.models import Call
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
 DEAD = (grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")
-
-both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-
-
-def use(kind: str, urls, ask, **settings):
-    """The results of `ask(client)`, a list of calls, by either client over fresh connections."""
-    if kind == "blocking":
-        with Recommender(urls, **settings) as shop:
-            return [step() for step in ask(shop)]
-
-    async def run():
-        async with AsyncRecommender(urls, **settings) as shop:
-            return [await step() for step in ask(shop)]
-
-    return asyncio.run(run())
-
-
-def recommend(shop):
-    return [lambda: shop.recommend(1)]
 
 
 @pytest.fixture
@@ -186,16 +167,14 @@ def test_of_two_hedged_attempts_that_end_together_the_answer_counts():
 
 @both
 def test_events_without_a_key_are_never_sent_twice(kind, server, other):
-    urls = [server.url, other.url]
-    server.failures = [UNAVAILABLE]
-    with pytest.raises(Unavailable):
-        use(kind, urls, lambda shop: [lambda: shop.observe(1, 2)])
-    server.failures = [UNAVAILABLE]
-    with pytest.raises(Unavailable):
-        use(kind, urls, lambda shop: [lambda: shop.observe_many([Event(1, 2, event_id="a"), Event(1, 3)])])
-    server.failures = [UNAVAILABLE]
-    with pytest.raises(Unavailable):
-        use(kind, urls, lambda shop: [lambda: shop.upsert("item", 2, {"price": 1.0})])
+    for ask in (
+        lambda shop: [lambda: shop.observe(1, 2)],
+        lambda shop: [lambda: shop.observe_many([Event(1, 2, event_id="a"), Event(1, 3)])],
+        lambda shop: [lambda: shop.upsert("item", 2, {"price": 1.0})],
+    ):
+        server.failures = [UNAVAILABLE]
+        with pytest.raises(Unavailable):
+            use(kind, [server.url, other.url], ask)
     assert (other.fake.events, other.fake.upserts) == ([], [])
 
 
@@ -391,9 +370,3 @@ def test_headers_are_sent(kind, server, http):
 
 def test_a_message_states_long_timeouts_in_plain_seconds():
     assert "No answer from shop:8001 within 120 s." in str(make_status_error("DEADLINE_EXCEEDED", "", "shop:8001", 120.0))
-
-
-# --- HTTP
-
-
-# --- TLS

@@ -8,9 +8,8 @@ import time
 import pytest
 
 from server.start.ports import find_free_ports
-from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.conftest import ANSWER, both, recommend, use
 from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certificate
-from tests.unit.clients.test_endpoints import both, recommend, use
 from triton_recommender import (
     AccessDenied,
     DeadlineExceeded,

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server.start.ports import find_free_ports
+from tests.unit.clients.conftest import write_store
 from tests.unit.clients.grpc_double import GrpcDouble
-from tests.unit.clients.test_catalogue import write_store
 from tests.waiting import until
 from triton_recommender import Query, Recommendations, Recommender, RedisCache
 from triton_recommender.cli import app
