@@ -21,18 +21,6 @@ from training.dataset.ids import stable_id as export_id
 from triton_recommender import session_id, stable_id, tensors
 
 CLIENT = Path(__file__).parents[3] / "clients" / "triton_recommender"
-KNOWN_IDS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
-    ("", 0): 8044937785282358,
-    ("7", 0): 8138597842145041,
-    ("007", 0): 2574300389285264,
-    ("A-17", 0): 8173670769573730,
-    ("SKU/0010-x", 0): 4686929118119057,
-    ("café", 0): 3077482977047130,
-    ("日本", 0): 8169812601350803,
-    ("anna", 0): 7327757948776585,
-    ("anna", 1): 2797375885431950,
-    ("anna", 2): 3758441528454437,
-}
 
 
 def test_reserved_values_are_those_of_the_contract():
@@ -45,15 +33,12 @@ def test_reserved_values_are_those_of_the_contract():
         assert tensors.Sources[present(source.name)] == source
 
 
-@pytest.mark.parametrize(("text", "attempt"), KNOWN_IDS)
-def test_ids_of_texts_are_those_of_the_export(text, attempt):
-    assert stable_id(text, attempt) == export_id(text, attempt) == KNOWN_IDS[text, attempt]
-
-
 def test_ids_of_any_text_are_those_of_the_export():
+    """test_calling.py has the ids that docs/calling.md states."""
     rng = np.random.default_rng(0)
-    texts = ["".join(map(chr, rng.integers(32, 0x2FFF, rng.integers(1, 30)))) for _ in range(1_000)]
-    assert [stable_id(text) for text in texts] == [export_id(text) for text in texts]
+    texts = ["", *("".join(map(chr, rng.integers(32, 0x2FFF, rng.integers(1, 30)))) for _ in range(1_000))]
+    for attempt in range(3):
+        assert [stable_id(text, attempt) for text in texts] == [export_id(text, attempt) for text in texts]
 
 
 def test_the_package_imports_what_it_declares_and_nothing_else():
@@ -72,14 +57,6 @@ def test_the_package_imports_what_it_declares_and_nothing_else():
             elif isinstance(node, ast.ImportFrom):
                 names.add(present(node.module).split(".")[0])
         assert names <= {"triton_recommender", *dependencies, *sys.stdlib_module_names}, path
-
-
-def test_the_installation_has_every_package_and_says_that_it_is_typed():
-    tool = tomllib.loads((CLIENT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = {path.parent.relative_to(CLIENT.parent) for path in CLIENT.rglob("__init__.py")}
-    assert set(tool["packages"]) == {".".join(folder.parts) for folder in folders}
-    assert all((CLIENT / name).is_file() for name in tool["package-data"][CLIENT.name])
-    assert "py.typed" in tool["package-data"][CLIENT.name]
 
 
 def normalise(requirement: str) -> str:

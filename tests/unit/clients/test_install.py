@@ -57,8 +57,14 @@ def test_the_installed_package_carries_its_licence(installed):
     assert licence.read_text() == (PROJECT / "LICENSE").read_text()
 
 
-def test_the_installed_package_is_typed_and_names_small_dependencies_only(installed):
-    assert (installed / "triton_recommender" / "py.typed").exists()
+def test_the_installed_package_is_whole_and_typed(installed):
+    source = PROJECT / "clients" / "triton_recommender"
+    expected = {path.relative_to(source) for path in source.rglob("*.py")} | {Path("py.typed")}
+    package = installed / "triton_recommender"
+    assert {path.relative_to(package) for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"} == expected
+
+
+def test_the_installed_package_names_small_dependencies_only(installed):
     (metadata,) = installed.glob("*.dist-info/METADATA")
     required = [
         line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line

@@ -83,6 +83,20 @@ def installed(calls):
     return [line for line in calls if line.startswith("uv pip install")]
 
 
+def set_up(checkout, *command, **variables):
+    """Run `command`, or else setup.sh, which must succeed and install the packages once; return the calls meanwhile."""
+    done, calls = call(checkout, *(command or ("./setup.sh",)), **variables)
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    return calls
+
+
+def fail(checkout, **variables):
+    """Run setup.sh, which must fail and install nothing; return what it says."""
+    done, calls = call(checkout, "./setup.sh", **variables)
+    assert (done.returncode, installed(calls)) == (1, [])
+    return done.stderr
+
+
 @pytest.mark.parametrize(
     ("names", "taken"),
     [(["python3.11", "python3.12"], "python3.11"), (["python3.12"], "python3.12"), (["python3.11"], "python3.11")],
@@ -90,8 +104,7 @@ def installed(calls):
 def test_a_supported_python_on_path_is_taken_and_the_older_one_first(checkout, names, taken):
     for name in names:
         write_program(checkout / "bin" / name, INTERPRETER.replace("VERSION", name.removeprefix("python")))
-    done, calls = call(checkout, "./setup.sh")
-    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    calls = set_up(checkout)
     assert f"{taken} -m venv --clear .venv" in calls
     assert not [line for line in calls if line.startswith("uv python install")]
 
@@ -107,38 +120,33 @@ def test_a_machine_without_a_supported_python_downloads_one_and_says_so(checkout
 def test_a_release_candidate_is_left_alone(checkout):
     """Ubuntu 22.04 has one of Python 3.11."""
     write_program(checkout / "bin" / "python3.11", INTERPRETER.replace("VERSION", "3.11 candidate"))
-    done, calls = call(checkout, "./setup.sh")
-    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    calls = set_up(checkout)
     assert "downloaded -m venv --clear .venv" in calls
-    done, calls = call(checkout, "./setup.sh", PYTHON=str(checkout / "bin" / "python3.11"))
-    assert (done.returncode, installed(calls)) == (1, [])
-    assert "is Python 3.11 candidate; the pinned packages need CPython 3.11 or 3.12" in done.stderr
+    said = fail(checkout, PYTHON=str(checkout / "bin" / "python3.11"))
+    assert "is Python 3.11 candidate; the pinned packages need CPython 3.11 or 3.12" in said
 
 
 def test_a_download_that_fails_says_what_to_do(checkout):
     (checkout / "offline").touch()
-    done, calls = call(checkout, "./setup.sh")
-    assert (done.returncode, installed(calls)) == (1, [])
-    assert "uv could not download CPython 3.12" in done.stderr
-    assert "Install CPython 3.11 or 3.12" in done.stderr
-    assert "set PYTHON=/path/to/python" in done.stderr
-    assert "UV_PYTHON_INSTALL_MIRROR" in done.stderr
+    said = fail(checkout)
+    assert "uv could not download CPython 3.12" in said
+    assert "Install CPython 3.11 or 3.12" in said
+    assert "set PYTHON=/path/to/python" in said
+    assert "UV_PYTHON_INSTALL_MIRROR" in said
 
 
 @pytest.mark.parametrize("given", ["bin/python3", "opt/nowhere"])
 def test_an_interpreter_that_does_not_serve_is_refused(checkout, given):
-    done, calls = call(checkout, "./setup.sh", PYTHON=str(checkout / given))
-    assert (done.returncode, installed(calls)) == (1, [])
-    assert str(checkout / given) in done.stderr
-    assert "set PYTHON=/path/to/python" in done.stderr
+    said = fail(checkout, PYTHON=str(checkout / given))
+    assert str(checkout / given) in said
+    assert "set PYTHON=/path/to/python" in said
 
 
 @pytest.mark.parametrize("given", ["argument", "environment"])
 def test_make_passes_the_interpreter_to_setup_and_needs_it_once(checkout, given):
     mine = str(checkout / "opt" / "mine")
     arguments, variables = ([f"PYTHON={mine}"], {}) if given == "argument" else ([], {"PYTHON": mine})
-    done, calls = call(checkout, "make", "setup", *arguments, **variables)
-    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    calls = set_up(checkout, "make", "setup", *arguments, **variables)
     assert "mine -m venv --clear .venv" in calls
     for again in ({}, {"PYTHON": mine}):
         done, calls = call(checkout, "make", "setup", **again)
@@ -147,16 +155,14 @@ def test_make_passes_the_interpreter_to_setup_and_needs_it_once(checkout, given)
 
 def test_an_interpreter_of_another_version_makes_the_environment_anew(checkout):
     call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
-    done, calls = call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "other"))
-    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    calls = set_up(checkout, PYTHON=str(checkout / "opt" / "other"))
     assert "other -m venv --clear .venv" in calls
 
 
 def test_other_requirements_are_installed_into_the_environment_that_exists(checkout):
     call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
     write_requirements(checkout, "scipy")
-    done, calls = call(checkout, "./setup.sh")
-    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    calls = set_up(checkout)
     assert not [line for line in calls if "-m venv" in line]
 
 
@@ -198,8 +204,7 @@ def test_an_environment_whose_interpreter_is_gone_is_made_with_another_one(check
     call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
     (checkout / "opt" / "mine").unlink()
     write_program(checkout / ".venv" / "bin" / "python", BROKEN)
-    done, calls = call(checkout, "./setup.sh")
-    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    calls = set_up(checkout)
     assert "downloaded -m venv --clear .venv" in calls
 
 
