@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from repository.experiments import start_experiment
 from server import __main__ as commands
 from server import experiment, processes
 from server.generations.challenger import load_challenger
+from server.processes import STUB_PROGRAM
 from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from serving.live.experiment import Experiment
@@ -23,6 +28,29 @@ from tests.unit.server.shops import make_shop
 # What a start saves of its options
 SETTINGS = {"threads": 1, "cache_mib": 0, "host": "127.0.0.1", "no_http": False, "tls": "", "follow_pin": False}
 Served = tuple[ServerState, TritonDouble]
+# Like tritonserver, it never asks what became of its children.
+PARENT = """
+import os, subprocess, sys, time
+stubs = [subprocess.Popen([sys.argv[2], "600"]) for _ in range(int(sys.argv[3]))]
+for stub in stubs:
+    stub.kill()
+    os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
+print("killed", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def run_with_dead_stubs(tag: str, folder: Path, count: int) -> Iterator[subprocess.Popen[str]]:
+    """Run a process with a tag in the place of a server, `count` of whose Python models have died, while the block runs."""
+    stub = shutil.copy(present(shutil.which("sleep")), folder / STUB_PROGRAM)
+    command = [sys.executable, "-c", PARENT, tag, str(stub), str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert present(server.stdout).readline() == "killed\n"
+            yield server
+        finally:
+            server.kill()
 
 
 def call(*arguments: object) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from repository.challenger import write_challenger
@@ -9,6 +10,7 @@ from repository.experiments import start_experiment
 from repository.generations import write_pins
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE
+from repository.tables import find_tables_settings
 from serving.contract.artifacts import find_stage_folder
 from serving.live.experiment import Experiment
 from tests.repositories import copy_lean_repository, copy_small_fused_repository, copy_to_change
@@ -36,6 +38,12 @@ def damage(repo: Path, generation: int) -> Path:
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
     return path
+
+
+def spoil_updater(repo: Path, generation: int) -> None:
+    """Let the updater of a generation's tables fail to start."""
+    tables = find_tables_settings(repo, generation)
+    tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
 
 
 def make_unwritable(repo: Path) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from repository.registry import read_acts, record_act
-from repository.tables import find_tables_settings
 from server.promotion import Promotion, awaits_move
 from server.state import ServerState
 from serving.contract.tensors import ENSEMBLE
@@ -17,6 +15,7 @@ from serving.live.experiment import Experiment, read_experiment
 from tests.present import present
 from tests.triton_double import accept
 from tests.unit.server.conftest import read_saved
+from tests.unit.server.shops import spoil_updater
 
 
 def promote(state: ServerState) -> Experiment:
@@ -83,8 +82,7 @@ def test_a_move_whose_rest_fails_is_a_promotion(served, tmp_path, failing):
         double.before_load = lambda model: "it failed" if double.states.get((ENSEMBLE, 2)) == "READY" else ""
         reason = "did not unload what it served before"
     else:
-        tables = find_tables_settings(state.repo, 2)
-        tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
+        spoil_updater(state.repo, 2)
         reason = "The updater of generation 2 did not start"
     done = Promotion(state, tmp_path).look()
     assert "is promoted, because more clicks and answers, but: " in done

@@ -40,11 +40,24 @@ def test_models_for_another_server(repo):
         check_backends(read_repository(repo))
 
 
-def test_a_config_that_was_cut_short_is_named(repo):
-    path = repo / "second" / "config.pbtxt"
-    path.write_text("")
-    with pytest.raises(ArtifactError, match=rf"{path} names no backend; .* Copy the repository again"):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'name: "first" colour: "blue"', "is not a model configuration.*colour"),
+        (b'name: "first\xff"', "is not a model configuration.*invalid start byte"),
+        (b"", r"names no backend; .* Copy the repository again"),
+    ],
+)
+def test_a_config_that_is_none_or_was_cut_short_is_named(repo, content, said):
+    path = repo / "first" / "config.pbtxt"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=rf"{path} {said}"):
         check_backends(read_repository(repo))
+
+
+def test_a_model_without_a_config_is_named(repo):
+    with pytest.raises(ArtifactError, match="is missing; every folder in a repository is a model and needs one"):
+        read_config(repo / "nothing" / "config.pbtxt")
 
 
 def test_models_configs_and_versions(repo):
@@ -101,17 +114,6 @@ def test_a_server_does_not_start_on_files_that_were_changed_with_their_manifest(
 
 def test_odd_characters_that_models_do_start_from(tmp_path):
     assert read_repository(toys.publish(tmp_path / "_.@%+=:,~#-" / "repo", 1))
-
-
-def test_config_that_is_missing_or_no_config(repo):
-    (repo / "first" / "config.pbtxt").write_text('name: "first" colour: "blue"')
-    with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*colour"):
-        read_repository(repo)
-    (repo / "first" / "config.pbtxt").write_bytes(b'name: "first\xff"')
-    with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*invalid start byte"):
-        read_repository(repo)
-    with pytest.raises(ArtifactError, match="is missing; every folder in a repository is a model and needs one"):
-        read_config(repo / "nothing" / "config.pbtxt")
 
 
 def test_model_without_a_version_to_load(repo):

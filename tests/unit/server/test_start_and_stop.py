@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from repository.registry import read_acts
 from server.control import WATCH_MODULE, find_running_servers, stop_server
 from server.generations.activation import find_served_generation
 from server.generations.challenger import find_loaded_challengers
-from server.processes import STUB_PROGRAM, is_running
+from server.processes import is_running
 from server.start.ports import LOOPBACK, find_free_ports
 from server.start.tls import AUTHORITIES, CERTIFICATE, KEY
 from server.state import ServerState, make_state_path, read_state
@@ -35,16 +33,8 @@ from tests.present import present
 from tests.server import toys
 from tests.tags import run_tagged
 from tests.triton_double import TritonDouble
-from tests.unit.server.conftest import SETTINGS, call
+from tests.unit.server.conftest import SETTINGS, call, run_with_dead_stubs
 from tests.unit.server.shops import begin_experiment, damage, make_shop, make_unwritable
-
-# A server whose stubs have ended, and which never asks what became of them.
-PARENT = """
-import subprocess, sys, time
-stubs = [subprocess.Popen([sys.argv[2]]) for _ in range(int(sys.argv[3]))]
-print("started", flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -294,10 +284,7 @@ def test_a_challenger_answers_in_place_of_a_damaged_champion_only_where_no_other
 def test_a_broken_server_is_started_again_with_its_own_settings(fault, lost, sleeping, tmp_path, start):
     repo = toys.publish(tmp_path / "repo", 1)
     own = SETTINGS | {"threads": 4, "no_http": True}
-    stub = shutil.copy(present(shutil.which("true")), tmp_path / STUB_PROGRAM)
-    parent = [sys.executable, "-c", PARENT, sleeping.tag, str(stub), str(lost)]
-    with subprocess.Popen(parent, stdout=subprocess.PIPE, text=True) as server:
-        assert present(server.stdout).readline() == "started\n"
+    with run_with_dead_stubs(sleeping.tag, tmp_path, lost) as server:
         broken = replace(sleeping, pid=server.pid, ports=start.ports, repo=repo, settings=own, fault=fault)
         broken.save(tmp_path)
         said = start(repo, "--cache-mib", 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -23,34 +22,22 @@ from repository.experiments import find_running
 from repository.generations import pin
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE, read_acts
-from repository.tables import find_tables_settings
 from server.control import stop_server
 from server.generations.activation import find_served_generation
 from server.generations.challenger import find_loaded_challengers
 from server.observer import HANGS_S, Observer
-from server.processes import STUB_PROGRAM, is_running
+from server.processes import is_running
 from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from server.watch import TICK_S, Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
-from tests.present import present
 from tests.tags import draw_tag
 from tests.triton_double import TritonDouble
-from tests.unit.server.conftest import SETTINGS, read_saved
-from tests.unit.server.shops import begin_experiment, make_shop, make_unwritable
+from tests.unit.server.conftest import SETTINGS, read_saved, run_with_dead_stubs
+from tests.unit.server.shops import begin_experiment, make_shop, make_unwritable, spoil_updater
 from tests.waiting import until
-
-# A parent that never asks what became of its child, as tritonserver does not.
-SERVER = """
-import os, subprocess, sys, time
-stub = subprocess.Popen([sys.argv[2], "600"])
-stub.kill()
-os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
-print("killed", flush=True)
-time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -79,15 +66,9 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 
 
 def test_a_stub_that_died_before_anybody_looked_is_missed(tmp_path):
-    stub = shutil.copy(present(shutil.which("sleep")), tmp_path / STUB_PROGRAM)
-    tag = draw_tag()
-    with subprocess.Popen([sys.executable, "-c", SERVER, tag, stub], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert present(server.stdout).readline() == "killed\n"
-            state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", find_free_ports())
-            assert Observer(state).find_fault() == "1 of its Python model process(es) died"
-        finally:
-            server.kill()
+    with run_with_dead_stubs(tag := draw_tag(), tmp_path, 1) as server:
+        state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", find_free_ports())
+        assert Observer(state).find_fault() == "1 of its Python model process(es) died"
 
 
 def test_a_supervisor_that_owns_its_server_stops_it_and_exits_itself(state, tmp_path):
@@ -185,8 +166,7 @@ def said(capsys) -> Callable[[], str]:
 def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(serve, tmp_path, said):
     repo = make_shop(tmp_path / "shop")
     state = serve(repo, 1, gateway_url="http://127.0.0.1:8080")
-    tables = find_tables_settings(repo, 1)
-    tables.write_text(json.dumps(json.loads(tables.read_text()) | {"updates": {"source": "nobody"}}))
+    spoil_updater(repo, 1)
     os.kill(state.pid, signal.SIGKILL)
     path = make_state_path(tmp_path, state.ports.grpc)
     with watched(state, tmp_path):
