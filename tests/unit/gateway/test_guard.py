@@ -152,11 +152,6 @@ def test_a_body_that_is_too_large_or_comes_in_chunks_is_refused(gateway):
     assert door.ask("POST", "/v1/events", content=chunks()).status_code == 411
 
 
-def test_headers_that_are_too_large_are_refused(gateway):
-    response = gateway(header_bytes=1_024).ask("GET", "/healthz", headers={"x": "a" * 1_025})
-    assert response.status_code == 431
-
-
 def test_a_body_that_trickles_in_is_not_waited_for(gateway):
     door = gateway(body_timeout_s=0.05)
 

@@ -11,19 +11,6 @@ from server.start import environment
 from serving.contract.errors import ServerError
 
 
-def test_the_stub_lies_beside_the_backend_and_is_for_this_python(tmp_path):
-    wheel = environment.find_wheel()
-    folder = environment.build_backend_directory(wheel, tmp_path) / "python"
-    assert {entry.name for entry in folder.iterdir()} == {
-        "libtriton_python.so",
-        "triton_python_backend_utils.py",
-        "triton_python_backend_stub",
-        "__pycache__",
-    }
-    stub = (folder / "triton_python_backend_stub").resolve()
-    assert stub.parent.name == f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def test_the_backend_folder_is_reused_and_renewed_when_the_wheel_moved(tmp_path):
     """Bytecode that Python writes does not renew the folder, which another server may be reading."""
     wheel = environment.find_wheel()

@@ -180,18 +180,7 @@ def test_a_helper_that_does_not_start_is_no_reason_to_restart_the_server_again(s
     assert said().count("answers again") == 1
 
 
-def test_a_move_to_an_intact_generation_is_recorded_with_the_damage(serve, tmp_path):
-    repo = make_shop(tmp_path / "shop", generations=2)
-    state = serve(repo, 2)
-    (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
-    with watched(state, tmp_path):
-        until(lambda: read_acts(repo))
-    act = read_acts(repo)[0]
-    assert (act.author, act.action, act.generation, read_pinned_generation(repo)) == ("server", "pinned", 1, 1)
-    assert MANIFEST_FILE in act.reason
-
-
-def test_a_damaged_champion_is_left_for_the_generation_before_and_its_experiment_stops(serve, tmp_path, said):
+def test_a_damaged_champion_is_left_for_the_generation_before_its_experiment_stops_and_that_is_recorded(serve, tmp_path, said):
     repo = make_shop(tmp_path / "shop", generations=3)
     begin_experiment(repo, 2, 3)
     state = serve(repo, 2)
@@ -202,6 +191,9 @@ def test_a_damaged_champion_is_left_for_the_generation_before_and_its_experiment
         assert (find_served_generation(now.grpc_url), find_loaded_challengers(now.grpc_url)) == (1, [])
     assert find_running(repo) is None
     assert "experiment spring is stopped: generation 1 answers in place of the champion, 2: " in said()
+    act = read_acts(repo)[-1]
+    assert (act.author, act.action, act.generation, read_pinned_generation(repo)) == ("server", "pinned", 1, 1)
+    assert MANIFEST_FILE in act.reason
 
 
 def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(serve, tmp_path, said):
