@@ -66,6 +66,19 @@ def test_options_reach_the_server(server, tmp_path):
     assert server.parameters[0]["priority"].uint64_param == 1
 
 
+def test_a_category_without_items_is_warned_of(tmp_path):
+    server = GrpcDouble(lambda query: [] if query.category else [1])
+    try:
+        empty, full = (
+            run("recommend", "--user-id", 5, *category, "--url", server.url, "--repo", tmp_path)
+            for category in (("--category", "Bgas"), ())
+        )
+    finally:
+        server.stop()
+    assert "warning: no item of the category 'Bgas' can be shown. Check how" in empty.stderr
+    assert "no item of the category" not in full.stderr
+
+
 def test_names_of_a_shop_whose_ids_are_text(server, repo):
     run("recommend", "--user-id", "ann", "--exclude", "ten", "--url", server.url, "--repo", repo)
     sent = server.fake.calls[0].inputs
