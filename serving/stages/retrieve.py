@@ -147,12 +147,14 @@ class RetrieveOutputs:
         if self.live and self.filter_seen and is_current:
             since, is_missing = self.live.read(inputs["user_id"][:, 0])
         blocked = self.collect_blocked(inputs, history, since)
-        positions, scores = self.list_candidates(inputs["category"][:, 0].tolist(), vectors, history, blocked)
+        categories = inputs["category"][:, 0].tolist()
+        positions, scores = self.list_candidates(categories, vectors, history, blocked)
         sources = self.find_sources(vectors, history, positions)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
-        # A list is short only when all other items are seen, excluded, unavailable or of another category.
-        fallback = broken | (n_found < self.axes.items_returned)
+        # A list is short only when all other items are seen, excluded or unavailable. A category may well have few items.
+        is_short = np.array([not category for category in categories]) & (n_found < self.axes.items_returned)
+        fallback = broken | is_short
         lineage = mark_degraded(inputs["lineage"], fallback, Degraded.RETRIEVE)
         return {
             "candidate_ids": candidate_ids,

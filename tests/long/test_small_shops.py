@@ -106,6 +106,8 @@ def test_a_later_generation_of_fewer_users_and_one_item_loads_with_the_first_one
     answer_short_lists(dataset, pipeline)
 
     def recorded(stage, tensor):
+        if tensor.dtype == "BYTES":  # `category`: no recorded request names one
+            return tensor.make_filled(WARMUP_ROWS)
         folder = repository / stage / "warmup"
         rows = [np.fromfile(folder / name_warmup_file(tensor.name, row), tensor.numpy_dtype) for row in range(WARMUP_ROWS)]
         return np.stack(rows).reshape(WARMUP_ROWS, *tensor.dims)

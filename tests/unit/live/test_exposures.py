@@ -211,7 +211,9 @@ def test_answers_wait_while_the_marks_of_erasures_are_damaged(tmp_path, caplog, 
     with pytest.raises(ArtifactError, match=r"erased\.jsonl"):
         erase_exposures(tmp_path, 8, NOW_MS)
     assert len(read_exposures(tmp_path)) == 5
-    marks.write_text(intact)
+    restored = marks.with_suffix(".new")
+    restored.write_text(intact)
+    restored.replace(marks)  # at once: the thread may read it at any moment
     log.close()
     [row] = read_exposures(tmp_path).to_pylist()[5:]
     assert (row["request_id"], row["user_id"]) == ("r0", None)

@@ -126,7 +126,8 @@ def test_candidates_within_categories_equal_the_slow_twin_in_a_mixed_batch_and_a
     np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs))
     n_found = (got["candidate_ids"] != PAD_ID).sum(axis=1)
     assert n_found[4] == 0
-    np.testing.assert_array_equal((got["lineage"][:, 1] & Degraded.RETRIEVE) > 0, n_found < AXES.items_returned)
+    assert (n_found[[1, 4]] < AXES.items_returned).tolist() == [False, True]
+    assert not (got["lineage"][:, 1] & Degraded.RETRIEVE).any()  # a short list of a category lacks nothing
     for row in range(6):
         alone = stage({name: values[row : row + 1] for name, values in inputs.items()})
         for name, values in alone.items():
