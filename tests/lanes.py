@@ -20,7 +20,7 @@ from pathlib import Path
 
 LANES = ("unit", "long", "contract", "server", "gpu")
 RUNS = {"server": 0, "unit+long+contract+gpu": 10}  # lanes of a run, how far it stands back (nice)
-MORE_WORKERS = {"server": ["--numprocesses", str(1 + (os.cpu_count() or 1))]}  # than cores, because its tests mostly wait
+WORKERS = ["--numprocesses", str(1 + (os.cpu_count() or 1))]  # more than cores, because some tests wait
 PROJECT = Path(__file__).parents[1]
 LANES_DIR = PROJECT / ".run" / "lanes"
 OUTCOMES = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")  # in the order in which pytest names them
@@ -81,7 +81,7 @@ def total(results: list[LaneResult], seconds: float) -> str:
 def run_lanes(pytest: list[str], run: str, niceness: int, printing: threading.Lock) -> None:
     """Do one run. A file that cannot be imported stops no other."""
     folders = [f"tests/{lane}" for lane in run.split("+")]
-    own = [*MORE_WORKERS.get(run, []), "--continue-on-collection-errors", "--lane", run]
+    own = [*WORKERS, "--continue-on-collection-errors", "--lane", run]
     output = LANES_DIR / f"{run}.log"
     with output.open("w") as file:
         subprocess.run(["nice", f"-n{niceness}", *pytest, *own, *folders], cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT)
