@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count, takewhile
@@ -111,7 +111,8 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
     """Put a backup into the place of a live store. Raises ConfigError if that is not possible; the store then stays as it was.
 
     shop: name of the data set that is served there, "" for any; replace: move a store that is there into a folder of its own
-    Users who were erased from the replaced store are erased from the restored one too, and stay marked there.
+    Users who were erased from the replaced store are erased from the restored one too, and stay marked there. The same goes for
+    stores that were replaced before if there is none: a restore may have been killed after it moved the store away.
     """
     if not (backup / DATA_FILE).is_file():
         raise ConfigError(f"{backup} holds no complete backup; expected {DATA_FILE} in it. Make one by python -m live backup.")
@@ -127,7 +128,8 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
         copy_file(backup / DATA_FILE, restored / DATA_FILE)
         refuse_other_shop(restored, shop)
         rename_machine(restored)
-        erased, progress = carry_erasures(folder, restored), describe(restored).progress
+        lost = [folder] if has_store(folder) else [folder, *sorted(folder.glob(f"{REPLACED}-*"))]
+        erased, progress = carry_erasures(lost, restored), describe(restored).progress
         make_file_system_durable(restored)
         with hold_unused(folder):
             replaced = exchange_contents(folder, list_replaced(folder, replace), restored)
@@ -254,13 +256,16 @@ def read_erased_marks(folder: Path) -> list[bytes]:
         ) from error
 
 
-def carry_erasures(replaced: Path, restored: Path) -> int:
-    """Copy the marks and proofs of erased users into a restored store, and erase these users from it.
+def carry_erasures(replaced: Iterable[Path], restored: Path) -> int:
+    """Copy the marks and proofs of erased users from the folders of stores into a restored one, and erase these users from it.
 
     Return the number of users who were erased from it. Users whom it does not hold are marked too: a generation may know them.
     """
-    known, marks = set(read_proofs(restored)), read_erased_marks(replaced)
-    proofs = [proof for proof in read_proofs(replaced) if proof not in known]
+    known, marks, stated = set(read_proofs(restored)), list[bytes](), dict[str, None]()
+    for folder in replaced:
+        marks += read_erased_marks(folder)
+        stated |= dict.fromkeys(read_proofs(folder))
+    proofs = [proof for proof in stated if proof not in known]
     with closing(open_store(restored)) as store, store.env.begin(write=True) as txn:
         for mark in marks:
             txn.put(mark, b"1", db=store.meta)

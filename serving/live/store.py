@@ -196,7 +196,7 @@ def refuse_half_restored(folder: Path) -> None:
     if not has_store(folder) and (folder / RESTORING).exists():
         raise ConfigError(
             f"A restore into {folder} has not ended, so there is no live store in it. Wait for it, or, if it was killed, run "
-            "python -m live restore again with --replace. The store that it replaces is in its folder replaced-1 or later."
+            "python -m live restore again with --replace. A store that was there before is in its folder replaced-1 or later."
         )
 
 

@@ -397,12 +397,17 @@ def restore_until_killed(backup: Path, folder: Path, number: int) -> None:
     restore(backup, folder, replace=True)
 
 
-@pytest.mark.parametrize("number", [0, 1, 4, 7])
-def test_no_store_begins_empty_where_a_restore_was_killed(folder, replaceable, number):
-    process = PROCESSES.Process(target=restore_until_killed, args=(replaceable, folder, number))
+def kill_restore(backup: Path, folder: Path, number: int) -> None:
+    """Call `restore_until_killed` in a process of its own."""
+    process = PROCESSES.Process(target=restore_until_killed, args=(backup, folder, number))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 7])
+def test_no_store_begins_empty_where_a_restore_was_killed(folder, replaceable, number):
+    kill_restore(replaceable, folder, number)
     if number == 0:
         assert list_items(folder) == [1, 2]
     else:
@@ -411,6 +416,22 @@ def test_no_store_begins_empty_where_a_restore_was_killed(folder, replaceable, n
     restore(replaceable, folder, replace=True)
     Writer(folder, Layout(), KINDS.names).close()
     assert list_items(folder) == [1]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_users_who_were_erased_stay_so_where_a_restore_was_killed(folder, tmp_path, number):
+    """It is killed after it moved the data file away, with the marks, or the proofs too."""
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(8, 1))
+        back_up(folder, tmp_path / "backup")
+        erase_user(writer, 8)
+        erase_user(writer, 9)
+    kill_restore(tmp_path / "backup", folder, number)
+    assert (folder / "erasures.jsonl").exists() == (number == 1)
+    assert restore(tmp_path / "backup", folder, replace=True).erased == 1
+    assert not any(search_user(folder, 8).values())
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert snapshot.find_erased(np.array([7, 8, 9])).tolist() == [False, True, True]
 
 
 def test_a_backup_that_fails_leaves_an_empty_folder(writer, folder, tmp_path):
