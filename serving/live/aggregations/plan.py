@@ -13,7 +13,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from serving.contract.errors import ConfigError
 from serving.live.aggregations import loops
@@ -53,7 +52,7 @@ class Instants(NamedTuple):
 
 @dataclass(frozen=True)
 class EntityPlan:
-    """All aggregations of one entity. Records may be an array of `dtype` or a field of larger records.
+    """All aggregations of one entity. Records are a contiguous array of `dtype`.
 
     names: of the features, in their order; dtype: of a record (zeros are the record of an entity without events)
     cells, reads: the program of `loops.py`, int64 [n_cells, CELL_WIDTH] and int64 [F, 3]
@@ -100,12 +99,7 @@ class EntityPlan:
 
     def _make_views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return views of the records as int64 [R, W], float64 [R, W] and int32 [R, 2 W]."""
-        words = self.dtype.itemsize // 8
-        if records.flags.c_contiguous:
-            whole = records.view(np.int64).reshape(-1, words)
-        else:  # a field of larger records
-            newest = records["newest_ms"]
-            whole = as_strided(newest, (len(records), words), (newest.strides[0], 8), writeable=newest.flags.writeable)
+        whole = records.view(np.int64).reshape(-1, self.dtype.itemsize // 8)
         return whole, whole.view(np.float64), whole.view(np.int32)
 
     def _take_columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
