@@ -154,8 +154,7 @@ class RetrieveOutputs:
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # A list is short only when all other items are seen, excluded or unavailable. A category may well have few items.
         is_short = np.array([not category for category in categories]) & (n_found < self.axes.items_returned)
-        fallback = broken | is_short
-        lineage = mark_degraded(inputs["lineage"], fallback, Degraded.RETRIEVE)
+        lineage = mark_degraded(inputs["lineage"], broken | is_short, Degraded.RETRIEVE)
         return {
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,
