@@ -100,8 +100,8 @@ def recommend(
         for notice in answer.warnings:
             err.print(f"warning: {escape_text(notice.message)}", markup=False, soft_wrap=True)
         if category and not answer.item_ids:
-            nobody = f"warning: no item of the category {category!r} can be shown. Check how the data set writes its name."
-            err.print(escape_text(nobody), markup=False, soft_wrap=True)
+            warning = f"warning: no item of the category {category!r} can be shown. Check how the data set writes its name."
+            err.print(escape_text(warning), markup=False, soft_wrap=True)
         if as_json:
             typer.echo(dump_json(describe_answer(user_id, answer, names)))
         else:

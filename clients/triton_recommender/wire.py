@@ -59,7 +59,7 @@ class Signature:
 def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
     """Return all input tensors [B, …] of queries whose ids are integers. Fill values replace what a query does not state.
 
-    All tensors are always sent: tritonserver batches only requests with the same inputs.
+    All tensors but `category` are always sent: tritonserver batches only requests with the same inputs.
     A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.
     Raises InvalidRequest.
     """

@@ -17,8 +17,8 @@ from serving.stages.live.sales import LiveSales
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import Blocked, Neighbours, Search
 from tests.present import present
+from tests.unit.live.answers import event_inputs, last_event_ms, upserted
 from tests.unit.live.shops import KINDS, N_ITEMS
-from tests.unit.live.test_live_answers import event_inputs, last_event_ms, upserted
 from training.retrieval.index import make_index_vectors
 
 C = 6  # candidates: fewer than a category has, so that pairs and new items replace the last ones
