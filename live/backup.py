@@ -121,7 +121,8 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
     with hold_unused(folder):  # checked early, and not held during the copy, because a server that starts would wait for it
         list_replaced(folder, replace)
     restored = folder / RESTORING
-    shutil.rmtree(restored, ignore_errors=True)  # of a restore that was interrupted
+    was_killed = restored.exists() and not has_store(folder)  # an earlier restore, after it moved the store away
+    shutil.rmtree(restored, ignore_errors=True)
     try:
         restored.mkdir(mode=0o700)
         copy_parts(backup, restored)
@@ -136,7 +137,8 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
     except (OSError, lmdb.Error) as error:
         raise ConfigError(f"{backup} could not be restored: {error}. Check the backup and the disk.") from error
     finally:
-        shutil.rmtree(restored, ignore_errors=True)
+        if has_store(folder) or not was_killed:  # else it stays, so that no server begins with an empty store
+            shutil.rmtree(restored, ignore_errors=True)
     return Restored(progress, erased, replaced)
 
 

@@ -434,6 +434,19 @@ def test_users_who_were_erased_stay_so_where_a_restore_was_killed(folder, tmp_pa
         assert snapshot.find_erased(np.array([7, 8, 9])).tolist() == [False, True, True]
 
 
+def test_no_store_begins_empty_where_the_restore_after_a_killed_one_fails(folder, replaceable, tmp_path):
+    kill_restore(replaceable, folder, 4)
+    damaged = shutil.copytree(replaceable, tmp_path / "damaged")
+    (damaged / DATA_FILE).write_bytes(bytes(8_192))
+    with pytest.raises(RecommenderError):
+        restore(damaged, folder, replace=True)
+    with pytest.raises(ConfigError, match="has not ended"):
+        Writer(folder, Layout(), KINDS.names)
+    restore(replaceable, folder, replace=True)
+    assert list_items(folder) == [1]
+    assert not (folder / ".restoring").exists()
+
+
 def test_a_backup_that_fails_leaves_an_empty_folder(writer, folder, tmp_path):
     writer.append(purchase(7, 1))
     (folder / "archive").mkdir()
