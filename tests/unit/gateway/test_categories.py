@@ -97,6 +97,14 @@ def test_a_category_that_no_item_has_is_an_empty_list_with_a_warning(repo, chang
     assert door.recommend(user=7, category="hats")["warnings"] == [EMPTY.format("hats")]
 
 
+def test_who_asks_too_often_is_not_told_that_nothing_has_a_new_category(repo, change):
+    door = Gateway(repo, lambda query: [], requests_per_s=0.001, burst=1)
+    assert door.recommend(user=7, category="hats")["degraded"] == []
+    change(999, category="hats")
+    answer = door.recommend(user=7, category="hats")
+    assert (answer["degraded"], answer["warnings"]) == (["gateway_fallback"], [])
+
+
 def test_a_category_whose_items_all_left_it_has_none(repo, change):
     door = Gateway(repo, lambda query: [])
     for item in range(1, N_ITEMS + 1, 2):
