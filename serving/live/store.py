@@ -178,8 +178,8 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
         else:
             if create:
                 make_folder(folder)
-                refuse_half_restored(folder)
-            elif not has_store(folder):
+            refuse_half_restored(folder)
+            if not create and not has_store(folder):
                 raise DependencyError(f"There is no live store in {folder}. Start its writer first.")
             store = Store(folder, store_bytes)
             try:
