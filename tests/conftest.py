@@ -1,7 +1,7 @@
 """Split the tests into lanes, one folder each:
 
     unit      no tritonserver, loopback only
-    long      the same, but takes seconds a test: exports, trainings, experiments, freshly compiled machine code
+    long      the same, but takes seconds a test: exports, trainings, experiments, compiled machine code, processes to wait for
     contract  a fake backend
     server    a real tritonserver
     gpu       needs a GPU
@@ -40,14 +40,6 @@ SHARING = (
     tuple(f"tests/server/test_{name}.py" for name in SERVED),
 )
 
-# These begin first: the long lane, then files of few tests that take as long as many
-FIRST = (
-    "tests/long/",
-    "tests/unit/server/test_gateway_address.py",
-    "tests/unit/live/test_exposure_merges.py",
-    "tests/unit/gateway/test_progress.py",
-)
-
 _RESULTS = pytest.StashKey[list[LaneResult]]()
 _FILES = pytest.StashKey[FilesInMemory]()
 
@@ -73,11 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with FIRST, then with the files that have the most tests: what starts last leaves a worker idle."""
+    """Begin with the long lane, then with the files that have the most tests: what starts last leaves a worker idle."""
     if config.getoption("--lane") == "server":
         return
     sizes = Counter(find_scope(item.nodeid) for item in items)
-    items.sort(key=lambda item: (not item.nodeid.startswith(FIRST), -sizes[find_scope(item.nodeid)]))
+    items.sort(key=lambda item: (not item.nodeid.startswith("tests/long/"), -sizes[find_scope(item.nodeid)]))
 
 
 def find_scope(nodeid: str) -> str:

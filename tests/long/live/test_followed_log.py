@@ -20,8 +20,8 @@ from serving.stages.live.counted_events import CountedEvents
 from serving.stages.live.trends import ItemTrends
 from serving.stages.live.user_categories import UserCategoryTrends
 from serving.stages.live.user_trends import UserTrends
+from tests.long.live.aggregations.declared import DECLARED
 from tests.present import present
-from tests.unit.live.aggregations.test_bundled_log import DECLARED
 from training.dataset import load_dataset
 from training.features.aggregates import LogAggregates, name_all
 from training.features.trends import write_trends

@@ -20,7 +20,7 @@ from serving.stages.parts.gpu_index import clone_to_gpu
 from serving.stages.parts.models import RetrieveSearch
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
-from tests.unit.nvidia.tensorrt.test_build_engines import FAKES
+from tests.unit.nvidia.tensorrt.fake_tensorrt import FAKES
 
 PROJECT = Path(__file__).parents[3]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 API: dict[str, dict[str, bool | int | None]] = json.loads((Path(__file__).parent / "api.json").read_text())
 VERSIONS = tuple(API["Logger.WARNING"])
+FAKES = Path(__file__).parent / "fakes"  # for the PYTHONPATH of a process: this module as `tensorrt`, and a GPU's driver
 FLOAT, HALF, INT64 = "float32", "float16", "int64"
 
 

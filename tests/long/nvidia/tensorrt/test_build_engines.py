@@ -14,11 +14,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.nvidia.tensorrt import build_engines
 from export.nvidia.tensorrt.build_engines import NoEngine, PythonBuilder, TrtexecBuilder, compute_cache_key
 from tests.unit.nvidia.tensorrt.conftest import publish
-from tests.unit.nvidia.tensorrt.fake_tensorrt import API, VERSIONS, fake
+from tests.unit.nvidia.tensorrt.fake_tensorrt import API, FAKES, VERSIONS, fake
 from tests.waiting import until
 
 SCRIPT = Path(build_engines.__file__)
-FAKES = Path(__file__).parent / "fakes"
 
 
 def start(repository: Path, cache: Path, backends: Path, **environment: str) -> subprocess.CompletedProcess:

@@ -11,7 +11,7 @@ import pytest
 
 from serving.contract.artifacts import compute_sha256, write_manifest
 from tests.unit.nvidia.tensorrt.conftest import publish
-from tests.unit.nvidia.tensorrt.test_build_engines import FAKES
+from tests.unit.nvidia.tensorrt.fake_tensorrt import FAKES
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ONE_GPU = {"PYTHONPATH": str(FAKES)}  # its driver; no TensorRT

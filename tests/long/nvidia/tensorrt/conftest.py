@@ -1,0 +1,3 @@
+from tests.unit.nvidia.tensorrt.conftest import version
+
+__all__ = ["version"]

@@ -1,0 +1,3 @@
+from tests.unit.server.conftest import installed_double, run_dir, sleeping, state
+
+__all__ = ["installed_double", "run_dir", "sleeping", "state"]
