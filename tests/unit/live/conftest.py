@@ -9,6 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from live.archive import compact
+from live.backup import back_up
+from live.erase import erase_user
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -18,7 +21,7 @@ from serving.live.writer import Writer
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.repositories import copy_to_change
-from tests.unit.live.batches import KINDS, START_MS
+from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.live.redis_machines import PROJECT
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.toy_log import add_newcomer, load_toy
@@ -51,6 +54,18 @@ def writer(folder, clock):
     writer = Writer(folder, Layout(), KINDS.names, now_ms=clock)
     yield writer
     writer.close()
+
+
+@pytest.fixture
+def replaceable(folder, tmp_path) -> Path:
+    """Return a backup of the first event of a store that has two. Both have three parts besides the data file."""
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 1))
+        compact(writer, older_than_ms=writer.now_ms() + 1)
+        erase_user(writer, 8)
+        back_up(folder, tmp_path / "backup")
+        writer.append(purchase(7, 2))
+    return tmp_path / "backup"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from live.archive import read_log
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
@@ -42,3 +43,8 @@ def list_stored_sequences(folder: Path) -> list[int]:
 def list_stored_users(folder: Path) -> list[int]:
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return snapshot.list_users().tolist()
+
+
+def list_items(folder: Path) -> list[int]:
+    """Return the items of the whole log, in its order."""
+    return [item for _, batch in read_log(folder) for item in batch.headers["item_id"].tolist()]
