@@ -222,7 +222,7 @@ def smoke_leave_one_out(context: Context) -> list[Figure]:
 
 
 def smoke_scale(context: Context) -> list[Figure]:
-    """What an export said is read again, from a program that takes the words of the command; latencies are made up."""
+    """Read again what an export said, from a program that takes the words of the command; latencies are made up."""
     folder = context.folder / "scale"
     folder.mkdir()
     (folder / "said.txt").write_text(context.said)

@@ -1,4 +1,4 @@
-"""Which items have a category, as exported and as `upsert` has changed it, for requests that name one."""
+"""Find the items of a category, as exported and as `upsert` has changed it, for requests that name one."""
 
 from __future__ import annotations
 
