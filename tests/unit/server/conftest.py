@@ -25,7 +25,7 @@ from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble, write_wheel
 from tests.unit.server.shops import make_shop
 
-# What a start saves of its options
+# Options that a start saves
 SETTINGS = {"threads": 1, "cache_mib": 0, "host": "127.0.0.1", "no_http": False, "tls": "", "follow_pin": False}
 Served = tuple[ServerState, TritonDouble]
 # Like tritonserver, it never asks what became of its children.
