@@ -179,6 +179,7 @@ class Shop:
 
     def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int, category: str | None = None) -> list[int]:
         """Return the popular items that may be shown in a context, or those of a category in any context, best first."""
+        self.refresh()  # a request that is shed has read nothing before
         hidden = (exclude, *self.list_hidden())
         popular = self.published.list_popular(context)
         if category is not None:
@@ -187,7 +188,6 @@ class Shop:
 
     def has_category(self, name: str) -> bool:
         """Return whether any item has a category."""
-        self.refresh()  # requests that are shed read nothing before
         members = self.published.categories.list_items(name)
         return name in self.live_items.categories.values() or any(True for _ in self._drop_moved(members, name))
 

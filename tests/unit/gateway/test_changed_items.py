@@ -65,6 +65,14 @@ def test_an_unavailable_item_is_not_popular_until_it_is_back(door, change):
     assert list_popular(door) == before | {item: "Mug"}
 
 
+def test_who_asks_too_often_is_not_shown_an_item_that_has_just_become_unavailable(own_repo, door, change):
+    item = next(iter(list_popular(door)))
+    limited = Gateway(own_repo, failing(), requests_per_s=0.001, burst=1)
+    assert item in list_popular(limited)
+    change(item, available=False)
+    assert item not in list_popular(limited)
+
+
 @pytest.mark.parametrize("removed", [None, "", "  "])
 def test_a_title_that_was_removed_is_shown_no_more(door, change, removed):
     item = next(iter(list_popular(door)))
