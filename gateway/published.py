@@ -26,7 +26,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
-from serving.stages.live.content import NO_GROUP, Content, get_text
+from serving.stages.live.content import UNKNOWN_GROUP, Content, get_text
 from serving.stages.rules.config import CATEGORY
 from serving.stages.rules.stored import StoredRules
 from triton_recommender import Catalogue
@@ -207,7 +207,7 @@ class Categories:
         return tuple(self._item_ids[positions[:MOST_POPULAR]].tolist())
 
     def _find_code(self, name: str) -> int:
-        return self._codes.get(name, NO_GROUP - 1)
+        return self._codes.get(name, UNKNOWN_GROUP)
 
 
 class LiveItems:

@@ -181,8 +181,9 @@ class Shop:
         """Return the popular items that may be shown in a context, or those of a category in any context, best first."""
         self.refresh()  # a request that is shed has read nothing before
         hidden = (exclude, *self.list_hidden())
-        popular = self.published.list_popular(context)
-        if category is not None:
+        if category is None:
+            popular = self.published.list_popular(context)
+        else:
             popular = self._drop_moved(self.published.categories.list_popular(category), category)
         return list(islice((item_id for item_id in popular if not any(item_id in ids for ids in hidden)), count))
 

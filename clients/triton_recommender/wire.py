@@ -214,9 +214,9 @@ def _encode_after(queries: Sequence[Query], signature: Signature) -> dict[str, n
 
 def _encode_category(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
     """Return the tensor only where a query names a category: most name none, and texts cost the server more than numbers do."""
-    rows = [[b"" if query.category is None else _encode_name(query.category)] for query in queries]
     if all(query.category is None for query in queries):
         return {}
+    rows = [[b"" if query.category is None else _encode_name(query.category)] for query in queries]
     if signature.has_category:
         return {"category": np.array(rows, np.object_)}
     raise InvalidRequest(

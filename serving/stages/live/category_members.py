@@ -10,10 +10,8 @@ import numpy as np
 from serving.contract.artifacts import REMEDY
 from serving.contract.errors import ArtifactError
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.content import NO_GROUP, Content, get_text
+from serving.stages.live.content import NO_GROUP, UNKNOWN_GROUP, Content, get_text
 from serving.stages.rules.config import CATEGORY
-
-UNKNOWN = NO_GROUP - 1  # code of a category that no item ever had
 
 
 @dataclass
@@ -35,7 +33,7 @@ class CategoryMembers:
 
     def find(self, name: bytes) -> np.ndarray:
         """Return which items have a category, bool [n_items + 1]."""
-        return self.item_codes == self.codes.get(name, UNKNOWN)
+        return self.item_codes == self.codes.get(name, UNKNOWN_GROUP)
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         """Follow what `upsert` set of an item. A category that the export lacks is as good as one that it has."""

@@ -27,7 +27,7 @@ GROUPS = ("category", "provider")
 TITLE = "title"
 NOT_OF_CONTENT = ("available", "price", NAME)  # columns that do not say what an item is
 WORD = re.compile(r"\w{3,}")
-NO_GROUP = -1
+NO_GROUP, UNKNOWN_GROUP = -1, -2  # codes of an item without a group, and of a group that no item has
 
 
 def compute_tokens(columns: Mapping[str, object]) -> set[int]:
