@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import track
 
+from triton_recommender.bulk import CALL_TIMEOUT_S, read_users, write_lists
 from triton_recommender.cache.commands import COMMAND_TIMEOUT_S, CacheUrl, Namespace, TtlS, follow, forget
 from triton_recommender.cache.redis_cache import RedisCache
 from triton_recommender.catalogue import Catalogue
@@ -106,6 +108,34 @@ def recommend(
             typer.echo(dump_json(describe_answer(user_id, answer, names)))
         else:
             print_answer(user_id, answer, names, repo)
+
+
+@app.command()
+def recommend_all(
+    users: Annotated[Path, typer.Argument(help="text file with a user's id per line")],
+    lists: Annotated[Path, typer.Argument(help="CSV file to write: a row per item of each list")],
+    k: Annotated[int | None, typer.Option("-k", help="how many items at most; all the server returns by default")] = None,
+    context: Context = None,
+    category: Annotated[str | None, typer.Option(help="recommend items of this category only")] = None,
+    repo: Source = DEFAULT_SOURCE,
+    url: Url = DEFAULT_URL,
+    root_certificates: RootCertificates = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
+    header: Header = None,
+) -> None:
+    """Write the lists of many users to a file, as a mailing needs them, while visitors are served.
+
+    It waits up to five minutes for servers that are overloaded or restart. Without an answer by then, it writes no file.
+    """
+    with report_errors():
+        names = find_catalogue(repo) or Catalogue()
+        columns = parse_pairs(context or [], "--context")
+        queries = [Query(user_id, context=columns, category=category) for user_id in read_users(users, names)]
+        pem_files = root_certificates, client_certificate, client_key
+        with connect(url, CALL_TIMEOUT_S, pem_files, header, catalogue=names) as shop:
+            counts = write_lists(shop, queries, lists, k, lambda parts: track(parts, "asking", console=err, transient=True))
+        typer.echo(f"{lists}: {counts.text}")
 
 
 @app.command()
