@@ -37,7 +37,7 @@ from gateway.answers.visitors import Visitor
 from gateway.edge.errors import RETRY_AFTER, STATUS, JsonResponse, answer_error, handle_errors
 from gateway.edge.guard import RECOMMENDATIONS, REFUSAL, REQUEST_ID, Guard, Refused
 from gateway.edge.tracing import Tracing
-from gateway.events.recorder import MOST_EVENTS, Recorder
+from gateway.events.recorder import MOST_ROWS, Recorder, Result
 from gateway.events.shapes import MOST_SESSION_CHARACTERS
 from gateway.metrics import Metrics
 from gateway.progress import LogReports, watch_calibration
@@ -178,14 +178,22 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
     async def record(request: Request) -> Response:
         """Record an event, or a list of events. In the answer each one is durable or has its own error."""
         body = await read_json(request)
-        bodies = body if isinstance(body, list) else [body]
-        if not 1 <= len(bodies) <= MOST_EVENTS:
-            raise InvalidRequest(f"The list holds {len(bodies)} events; expected 1 to {MOST_EVENTS}.")
-        results = await recorder.record(bodies)
-        statuses = {STATUS.get(result["error"]["code"], 503) if "error" in result else 200 for result in results}
-        status = statuses.pop() if len(statuses) == 1 else 207
-        content = {"results": results} if isinstance(body, list) else results[0]
-        return JsonResponse(content, status, RETRY_AFTER if status == 503 else None)
+        results = await recorder.record(check_length(body if isinstance(body, list) else [body], "events"))
+        return send_results(results, {"results": results} if isinstance(body, list) else results[0])
+
+    changes: dict[str, Any] = {"responses": schema.CHANGE_FAILURES, "openapi_extra": schema.CHANGES_BODY}
+
+    @app.post("/v1/items", response_model=schema.ChangeResults, **changes)
+    async def change_items(request: Request) -> Response:
+        """Add or change a list of items. In the answer each change is durable or has its own error."""
+        results = await recorder.change_many("item", await read_changes(request))
+        return send_results(results, {"results": results})
+
+    @app.post("/v1/users", response_model=schema.ChangeResults, **changes)
+    async def change_users(request: Request) -> Response:
+        """Add or change a list of users. In the answer each change is durable or has its own error."""
+        results = await recorder.change_many("user", await read_changes(request))
+        return send_results(results, {"results": results})
 
     change: dict[str, Any] = {"responses": schema.FAILURES, "openapi_extra": schema.COLUMNS_BODY}
 
@@ -309,6 +317,28 @@ async def read_json(request: Request) -> Any:
         return json.loads(await request.body())
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"The body is not JSON: {error}.") from error
+
+
+async def read_changes(request: Request) -> list[Any]:
+    """Return the body, a list of changes. Raises InvalidRequest."""
+    changes = await read_json(request)
+    if not isinstance(changes, list):
+        raise InvalidRequest('The body is not a list; expected changes, such as [{"id": 22423, "columns": {"price": 9.5}}].')
+    return check_length(changes, "changes")
+
+
+def check_length(rows: list[Any], name: str) -> list[Any]:
+    """Return the rows. Raises InvalidRequest for none and for too many. name: what they are"""
+    if not 1 <= len(rows) <= MOST_ROWS:
+        raise InvalidRequest(f"The list holds {len(rows)} {name}; expected 1 to {MOST_ROWS}.")
+    return rows
+
+
+def send_results(results: list[Result], content: Any) -> Response:
+    """Return the content, with the status that all results share, or 207."""
+    statuses = {STATUS.get(result["error"]["code"], 503) if "error" in result else 200 for result in results}
+    status = statuses.pop() if len(statuses) == 1 else 207
+    return JsonResponse(content, status, RETRY_AFTER if status == 503 else None)
 
 
 async def read_columns(request: Request) -> dict[str, Any]:

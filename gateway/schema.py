@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.events.shapes import SHAPES, Int64
+from gateway.events.shapes import SHAPES, ChangeBody, Int64
 from serving.live.experiment import Mode, State
 
 Id = Int64 | str
@@ -114,6 +114,12 @@ NotRecorded = Failed | Results
 
 class Changed(Strict):
     sequence: Int64
+
+
+class ChangeResults(Strict):
+    """The outcome of each change of a list: it is durable, or not known to be."""
+
+    results: list[Changed | Failure]
 
 
 class SimilarItem(Scored):
@@ -283,4 +289,11 @@ EVENT_FAILURES: Responses = FAILURES | {
     503: {"model": NotRecorded, "description": "No server confirmed the event: send it again with its id"},
 }
 COLUMNS_BODY = _describe_json_body({"type": "object"})
+CHANGES_BODY = _describe_json_body({"type": "array", "items": ChangeBody.model_json_schema()})
+CHANGE_FAILURES: Responses = FAILURES | {
+    207: {"model": ChangeResults, "description": "The changes have different outcomes"},
+    400: {"model": Failure | ChangeResults, "description": "The list or all its changes are malformed"},
+    502: {"model": ChangeResults, "description": "The server failed on the changes"},
+    503: {"model": Failure | ChangeResults, "description": "No server confirmed a change: try again as Retry-After says"},
+}
 NOT_READY: Responses = {503: {"model": Ready, "description": "No server answers"}}

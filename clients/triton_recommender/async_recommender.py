@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self, Unpack
 
 from triton_recommender.cache.base import Cache
@@ -127,13 +127,19 @@ class AsyncRecommender(SharedClient):
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
         """See Recommender.upsert."""
-        model = await self._describe(UPSERT)
-        call = self.make_upsert_call(kind, record_id, columns)
-        try:
-            return decode_sequences(await self._infer(call, Deadline(self.timeouts.request), model))[0]
-        finally:
-            if kind == "user":
-                await self._forget(call.inputs["id"][:, 0].tolist())
+        return (await self.upsert_many(kind, [(record_id, columns)]))[0]
+
+    async def upsert_many(self, kind: str, changes: Iterable[tuple[int | str, Mapping[str, object]]]) -> list[int]:
+        """See Recommender.upsert_many."""
+        model, deadline = await self._describe(UPSERT), Deadline(self.timeouts.request)
+        sequences: list[int] = []
+        for call in list(self.make_upsert_calls(kind, changes, model)):  # all are checked before one is sent
+            try:
+                sequences += decode_sequences(await self._infer(call, deadline, model))
+            finally:
+                if kind == "user":
+                    await self._forget(call.inputs["id"][:, 0].tolist())
+        return sequences
 
     async def signature(self) -> Signature:
         """See Recommender.signature."""

@@ -15,7 +15,7 @@ from triton_recommender.cache.base import Cache
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, InvalidRequest, UnknownId
 from triton_recommender.ids import FIRST_USER_ID, session_id
-from triton_recommender.live import encode_events, encode_upsert
+from triton_recommender.live import encode_events, encode_upserts
 from triton_recommender.models import (
     LONGEST_S,
     Call,
@@ -168,8 +168,17 @@ class SharedClient:
             keyed = all(event.event_id is not None for event in part)
             yield self._make_call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
 
-    def make_upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> Call:
-        """Return the call of `upsert` for one item or user. Raises InvalidRequest.
+    def make_upsert_calls(
+        self, kind: str, changes: Iterable[tuple[int | str, Mapping[str, object]]], model: ModelDescription
+    ) -> Iterator[Call]:
+        """Yield calls of `upsert`, each with at most as many changes as the server takes. Raises InvalidRequest."""
+        for part in _split([self._resolve_change(kind, *change) for change in changes], model.max_batch):
+            yield self._make_call(encode_upserts(kind, part), model=UPSERT, safe_to_repeat=False)
+
+    def _resolve_change(
+        self, kind: str, record_id: int | str, columns: Mapping[str, object]
+    ) -> tuple[int | str, Mapping[str, object]]:
+        """Return the id on the wire and the columns.
 
         The text of an item that the catalogue does not know goes along: the server and the next export see only its hash.
         """
@@ -181,7 +190,7 @@ class SharedClient:
                 columns = {NAME: text, **columns}
         if kind == "user":
             refuse_reserved(record_id)
-        return self._make_call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
+        return record_id, columns
 
     def make_health_call(self, signature: Signature) -> Call:
         """Return one real request, which the servers' measurements of requests leave out."""
@@ -244,6 +253,6 @@ def judge_health(url: str, outputs: Mapping[str, np.ndarray]) -> Health:
 
 def _split(rows: list, size: int) -> Iterator[list]:
     if not rows:
-        raise InvalidRequest("There is no query or event in the call; expected at least one.")
+        raise InvalidRequest("There is no query, event or change in the call; expected at least one.")
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

@@ -45,22 +45,29 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
     return tensors | encode_values(rows, wanted) | encode_context([event.context for event in events], columns)
 
 
-def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """Return the input tensors of `upsert`, [1, 1] by name. columns: name -> JSON value. Raises InvalidRequest."""
+def encode_upserts(kind: str, changes: Sequence[tuple[int | str, Mapping[str, object]]]) -> dict[str, np.ndarray]:
+    """Return the input tensors of `upsert`, [B, 1] by name.
+
+    changes: of each, the id of the item or user, and column -> JSON value. Raises InvalidRequest.
+    """
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}; expected one of {', '.join(KINDS)}.")
+    lowest = 0 if kind == "item" else INT64.min
+    return {
+        "kind": np.full((len(changes), 1), kind.encode(), np.object_),
+        "id": np.array([[validate_id(record_id, "id", lowest)] for record_id, _ in changes], np.int64),
+        "columns": np.array([[_encode_columns(columns)] for _, columns in changes], np.object_),
+    }
+
+
+def _encode_columns(columns: Mapping[str, object]) -> bytes:
     if not isinstance(columns, Mapping):
         raise InvalidRequest(f"columns is {columns!r}; expected column names and values, such as {{'price': 9.5}}.")
     try:
-        text = json.dumps(dict(columns), ensure_ascii=False, allow_nan=False).encode()
+        return json.dumps(dict(columns), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         expected = "Expected texts, finite numbers and lists"
         raise InvalidRequest(f"columns cannot be written as JSON: {error}. {expected}.") from error
-    return {
-        "kind": np.array([[kind.encode()]], np.object_),
-        "id": np.array([[validate_id(record_id, "id", 0 if kind == "item" else INT64.min)]], np.int64),
-        "columns": np.array([[text]], np.object_),
-    }
 
 
 def decode_sequences(outputs: Mapping[str, np.ndarray]) -> list[int]:

@@ -8,7 +8,7 @@ with Recommender("localhost:8001", timeouts=Timeouts(request=0.5)) as shop:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self, Unpack
 
 from triton_recommender.cache.base import Cache
@@ -172,13 +172,24 @@ class Recommender(SharedClient):
         It is never sent twice, because a late second arrival could undo a later change. The client's cache forgets a changed
         user; cached lists stay as they are when an item changes. Raises RecommenderError.
         """
-        model = self._describe(UPSERT)
-        call = self.make_upsert_call(kind, record_id, columns)
-        try:
-            return decode_sequences(self._infer(call, Deadline(self.timeouts.request), model))[0]
-        finally:
-            if kind == "user":
-                self._forget(call.inputs["id"][:, 0].tolist())
+        return self.upsert_many(kind, [(record_id, columns)])[0]
+
+    def upsert_many(self, kind: str, changes: Iterable[tuple[int | str, Mapping[str, object]]]) -> list[int]:
+        """Tell the server of many new or changed items, or of many users. Return the changes' sequences, in their order.
+
+        changes: pairs of id and columns, such as `{22423: {"price": 9.5}}.items()`; the rest is as in `upsert`
+        They are sent in as many requests as the server's batch size demands, one after the other, inside one timeout. A request
+        with a change that the server refuses changes nothing, and none is sent after it; those before it have taken effect.
+        """
+        model, deadline = self._describe(UPSERT), Deadline(self.timeouts.request)
+        sequences: list[int] = []
+        for call in list(self.make_upsert_calls(kind, changes, model)):  # all are checked before one is sent
+            try:
+                sequences += decode_sequences(self._infer(call, deadline, model))
+            finally:
+                if kind == "user":
+                    self._forget(call.inputs["id"][:, 0].tolist())
+        return sequences
 
     def signature(self) -> Signature:
         """Return sizes and context columns of the served `recommend`. They are read once, and again after a refused call."""

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from gateway.edge.errors import describe_error, hide_address, log_error
-from gateway.events.shapes import EventBody, explain_refusal, read_event
+from gateway.events.shapes import ChangeBody, EventBody, explain_refusal, read_event
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from serving.contract.ids import NAME
 from serving.contract.refused_rows import read_refused
 from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
 
-MOST_EVENTS = 1_000
-CHUNK = 32  # events sent in one request
+MOST_ROWS = 1_000  # events or changes of one list
+CHUNK = 32  # of them sent in one request
 UNKNOWN_ITEM = (
     "Item {item!r} is not in the catalogue. Correct the id, or add the item by PUT /v1/items/{{id}}: until then it is not "
     "recommended."
 )
 
 Result = dict[str, Any]
+Row = TypeVar("Row")
+Change = tuple[int, dict[str, Any]]  # id on the wire, and columns
 
 
 class Recorder:
@@ -53,11 +56,9 @@ class Recorder:
                 events[row], items[row] = self._make_event(event, item_id, event_id), (item_id, event.item)
             except InvalidRequest as error:
                 results[row] = make_failure(error.status, str(error), event_id)
-        rows = list(events)
-        for start in range(0, len(rows), CHUNK):
-            chunk = rows[start : start + CHUNK]
-            for row, result in zip(chunk, await self._send([events[row] for row in chunk]), strict=True):
-                results[row] = result
+        outcomes = await send_rows(list(events.values()), self._recommender.observe_many)
+        for (row, sent), outcome in zip(events.items(), outcomes, strict=True):
+            results[row] = outcome | {"id": sent.event_id}
         accepted = {row: item for row, item in items.items() if "error" not in results[row]}
         unknown = self._shop.find_unknown_items({item_id for item_id, _ in accepted.values()})
         for row, (item_id, written) in accepted.items():
@@ -73,10 +74,28 @@ class Recorder:
 
         kind: "item" or "user"; shop_id: the id as the shop writes it; columns: new values of the changed columns, by name
         """
+        return await self._recommender.upsert(kind, *self._make_change(kind, shop_id, columns))
+
+    async def change_many(self, kind: str, bodies: Sequence[Any]) -> list[Result]:
+        """Return one result per change, in their order: its sequence, or its error. kind: "item" or "user" """
+        results: list[Result] = [{} for _ in bodies]
+        changes: dict[int, Change] = {}
+        for row, body in enumerate(bodies):
+            try:
+                change = ChangeBody.model_validate(body)
+                changes[row] = self._make_change(kind, str(change.id), change.columns)
+            except ValidationError as error:
+                results[row] = make_failure("INVALID_ARGUMENT", explain_refusal(error))
+            except InvalidRequest as error:
+                results[row] = make_failure(error.status, str(error))
+        outcomes = iter(await send_rows(list(changes.values()), partial(self._recommender.upsert_many, kind)))
+        return [results[row] or next(outcomes) for row in range(len(bodies))]
+
+    def _make_change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> Change:
+        """Return the id on the wire and the columns, with the text of a new item's id. Raises InvalidRequest."""
         record_id = self._shop.parse_item_id(shop_id) if kind == "item" else self._shop.parse_user_id(shop_id)
-        if kind == "item" and self._shop.published.lacks_name(record_id):
-            columns = {NAME: shop_id.strip()} | columns
-        return await self._recommender.upsert(kind, record_id, columns)
+        is_new = kind == "item" and self._shop.published.lacks_name(record_id)
+        return record_id, {NAME: shop_id.strip()} | columns if is_new else columns
 
     def _make_event(self, body: EventBody, item_id: int, event_id: str) -> Event:
         return Event(
@@ -91,30 +110,36 @@ class Recorder:
             session=body.session,
         )
 
-    async def _send(self, events: list[Event]) -> list[Result]:
-        """Send events in one request, and return a result for each. If the server refuses some, send the others again.
 
-        An error from the client or from an older generation does not name the refused events. Then send each half by itself.
-        """
-        if not events:
-            return []
-        try:
-            sequences = await self._recommender.observe_many(events)
-        except InvalidRequest as error:
-            if len(events) == 1:
-                return [make_failure(error.status, describe_error(error), events[0].event_id)]
-            if faults := read_refused(str(error), len(events)):
-                others = iter(await self._send([event for row, event in enumerate(events) if row not in faults]))
-                return [
-                    make_failure(error.status, hide_address(faults[row]), event.event_id) if row in faults else next(others)
-                    for row, event in enumerate(events)
-                ]
-            middle = len(events) // 2
-            return [*await self._send(events[:middle]), *await self._send(events[middle:])]
-        except RecommenderError as error:
-            log_error(error)
-            return [make_failure(error.status, describe_error(error), event.event_id) for event in events]
-        return [{"sequence": sequence, "id": event.event_id} for sequence, event in zip(sequences, events, strict=True)]
+async def send_rows(rows: list[Row], send: Callable[[list[Row]], Awaitable[list[int]]]) -> list[Result]:
+    """Send events or changes in requests of CHUNK, in their order. Return the sequence or the error of each."""
+    chunks = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
+    return [result for chunk in chunks for result in await send_chunk(chunk, send)]
+
+
+async def send_chunk(rows: list[Row], send: Callable[[list[Row]], Awaitable[list[int]]]) -> list[Result]:
+    """Send rows in one request, and return a result for each. If the server refuses some, send the others again.
+
+    An error from the client or from an older generation does not name the refused rows. Then send each half by itself.
+    """
+    if not rows:
+        return []
+    try:
+        return [{"sequence": sequence} for sequence in await send(rows)]
+    except InvalidRequest as error:
+        if len(rows) == 1:
+            return [make_failure(error.status, describe_error(error))]
+        if faults := read_refused(str(error), len(rows)):
+            others = iter(await send_chunk([row for number, row in enumerate(rows) if number not in faults], send))
+            return [
+                make_failure(error.status, hide_address(faults[number])) if number in faults else next(others)
+                for number in range(len(rows))
+            ]
+        middle = len(rows) // 2
+        return [*await send_chunk(rows[:middle], send), *await send_chunk(rows[middle:], send)]
+    except RecommenderError as error:
+        log_error(error)
+        return [make_failure(error.status, describe_error(error)) for _ in rows]
 
 
 def make_failure(code: str, message: str, event_id: str | None = None) -> Result:

@@ -194,15 +194,26 @@ class GorseFeedback(BaseModel):
         return EventBody.model_validate(event | {"timestamp": self.Timestamp or None})
 
 
+class ChangeBody(BaseModel):
+    """One change of a list of changes. id: of the item or user; columns: new values of the data set's columns"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str | Int64, IS_ID]
+    columns: dict[str, Any]
+
+
 SHAPES: tuple[type[BaseModel], ...] = (EventBody, MetarankEvent, GorseFeedback)
 
 
 def explain_refusal(error: ValidationError) -> str:
-    """Return the first fault of an event as a message. error: from `read_event`"""
+    """Return the first fault of an event or a change as a message. error: from `read_event` or of a ChangeBody"""
     fault = error.errors()[0]
-    whole = [] if fault["type"] == "value_error" else ["event"]
-    known = next((shape.model_fields for shape in SHAPES if shape.__name__ == error.title), EventBody.model_fields)
-    return describe_fault(fault, fault["loc"] or whole, known)
+    shapes: tuple[type[BaseModel], ...] = (*SHAPES, ChangeBody)
+    fields = {shape.__name__: shape.model_fields for shape in shapes}
+    whole = "change" if error.title == ChangeBody.__name__ else "event"
+    place = fault["loc"] or ([] if fault["type"] == "value_error" else [whole])
+    return describe_fault(fault, place, fields.get(error.title, EventBody.model_fields))
 
 
 def read_event(body: Any) -> EventBody:

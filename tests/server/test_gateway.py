@@ -95,8 +95,12 @@ def test_an_item_is_recommended_in_the_category_that_was_upserted(served):
         return [item["id"] for item in answer["items"]], answer["degraded"], len(answer["warnings"])
 
     assert ask("mugs") == ([], [], 1)
-    for item in (3, 4, 5):
-        assert served.http.put(f"/v1/items/{item}", json={"category": "mugs"}).status_code == 200
+    changes = [{"id": item, "columns": {"category": "mugs"}} for item in (3, 4, 5)]
+    changes.insert(1, {"id": 4, "columns": {"colour": "red"}})
+    results = served.http.post("/v1/items", json=changes).json()["results"]
+    assert [row for row, result in enumerate(results) if "sequence" not in result] == [1]
+    assert "The server refuses this request" in results[1]["error"]["message"]
+    assert "colour" in results[1]["error"]["message"]
     assert served.http.put("/v1/items/4", json={"category": "bags"}).status_code == 200
     items, degraded, n_warnings = ask("mugs")
     assert (sorted(items), degraded, n_warnings) == ([3, 5], [], 0)

@@ -187,6 +187,15 @@ def test_events_with_a_key_are_sent_again(kind, server):
 
 
 @both
+def test_many_changes_are_sent_in_parts_once_all_of_them_are_checked(kind, server):
+    changes = [(item, {"price": item}) for item in range(5)]
+    assert use(kind, server.url, lambda shop: [lambda: shop.upsert_many("item", changes)]) == [[1, 2, 3, 4, 5]]
+    with pytest.raises(InvalidRequest, match="id is -1; expected a whole number from 0"):
+        use(kind, server.url, lambda shop: [lambda: shop.upsert_many("item", [*changes, (-1, {"price": 1})])])
+    assert server.fake.upserts == [("item", *change) for change in changes]
+
+
+@both
 def test_an_answer_may_wait_for_an_event(kind, server):
     use(kind, server.url, lambda shop: [lambda: shop.recommend(1, after=7), lambda: shop.recommend(1)])
     assert [query.after for query in server.fake.queries] == [7, None]

@@ -233,4 +233,5 @@ def test_spaces_around_an_id_do_not_count(tmp_path):
     door.ask("POST", "/v1/events", json={"user": "anna ", "item": " mug 3"})
     assert (door.shop.events[0].user_id, door.shop.events[0].item_id) == (7, 3)
     door.ask("PUT", "/v1/items/%20cup%20", json={"price": 2})
-    assert door.shop.upserts == [("item", stable_id("cup"), {"item_id": "cup", "price": 2})]
+    door.ask("POST", "/v1/items", json=[{"id": " cup ", "columns": {"price": 2}}])
+    assert door.shop.upserts == [("item", stable_id("cup"), {"item_id": "cup", "price": 2})] * 2
