@@ -57,7 +57,7 @@ class _Section(BaseModel):
 class PipelineSettings(_Section):
     """Sizes of the contract (serving/contract/tensors.py), and the filter of seen items."""
 
-    candidates: Length = 256  # items that retrieval passes to the ranker (C)
+    candidates: Length = 256  # items that retrieval passes to the ranker, and that `among` may name (C)
     history: Length = 64  # latest items of a user that the models read (H)
     exclusions: Length = 64  # item ids that a request may exclude (E)
     items_returned: Length = 20  # items in an answer (K)

@@ -72,13 +72,14 @@ class AsyncRecommender(SharedClient):
         after: int | None = None,
         session: str | None = None,
         category: str | None = None,
+        among: Sequence[int | str] | None = None,
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
         generation: int | None = None,
     ) -> Recommendations:
         """See Recommender.recommend."""
-        query = Query(user_id, history, exclude, context or {}, after, session, category)
+        query = Query(user_id, history, exclude, context or {}, after, session, category, among)
         return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation))[0]
 
     async def recommend_many(

@@ -109,7 +109,8 @@ class Catalogue:
         user_id = self._resolve_id("user_id", query.user_id, self.user_id, self.user_names, notices)
         history = None if query.history is None else self._resolve_items("history", query.history, notices)
         exclude = self._resolve_items("exclude", query.exclude, notices)
-        return replace(query, user_id=user_id, history=history, exclude=exclude), tuple(notices)
+        among = None if query.among is None else self._resolve_items("among", query.among, notices)
+        return replace(query, user_id=user_id, history=history, exclude=exclude, among=among), tuple(notices)
 
     @overload
     def user_id(self, user: int | str) -> int | str: ...

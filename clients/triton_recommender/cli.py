@@ -74,6 +74,7 @@ def recommend(
     context: Context = None,
     after: Annotated[int | None, typer.Option(help="a sequence that `observe` printed: the answer reflects it")] = None,
     category: Annotated[str | None, typer.Option(help="recommend items of this category only")] = None,
+    among: Annotated[str | None, typer.Option(help="item ids to recommend from, comma-separated")] = None,
     priority: Annotated[int, typer.Option(help="1 is served first; 0 leaves it to the server")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="refuse unknown names instead of warning of them")] = False,
     timeout: Seconds = 5.0,
@@ -90,7 +91,8 @@ def recommend(
         names = find_catalogue(repo)
         items = None if history is None else split_ids(history)
         columns = parse_pairs(context or [], "--context")
-        query = Query(user_id, items, split_ids(exclude), columns, after, category=category)
+        named = None if among is None else split_ids(among)
+        query = Query(user_id, items, split_ids(exclude), columns, after, category=category, among=named)
         settings = {"priority": priority, "catalogue": names or (None if strict else Catalogue()), "strict": strict}
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]

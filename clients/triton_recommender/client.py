@@ -109,7 +109,9 @@ class SharedClient:
                 query, query_notices = self.catalogue.resolve(query)
             history = None if query.history is None else validate_items(query.history, "history")
             exclude = validate_items(query.exclude, "exclude")
-            query = replace(query, user_id=resolve_visitor(query), history=history, exclude=exclude, session=None)
+            among = None if query.among is None else validate_items(query.among, "among")
+            user_id = resolve_visitor(query)
+            query = replace(query, user_id=user_id, history=history, exclude=exclude, among=among, session=None)
             if query_notices and self.strict:
                 raise UnknownId(f"{query_notices[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
             resolved.append(query)

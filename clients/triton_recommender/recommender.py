@@ -92,6 +92,7 @@ class Recommender(SharedClient):
         after: int | None = None,
         session: str | None = None,
         category: str | None = None,
+        among: Sequence[int | str] | None = None,
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
@@ -105,7 +106,7 @@ class Recommender(SharedClient):
         generation: ask this generation, which must be loaded as a challenger, for tests; None asks the served one
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
-        query = Query(user_id, history, exclude, context or {}, after, session, category)
+        query = Query(user_id, history, exclude, context or {}, after, session, category, among)
         return self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation)[0]
 
     def recommend_many(

@@ -23,7 +23,7 @@ class Degraded(IntFlag):
 
     NONE = 0
     PREPROCESS = 1  # the feature store did not answer
-    RETRIEVE = 2  # fewer candidates than asked for, though no category was
+    RETRIEVE = 2  # fewer candidates than asked for, though neither a category nor items to choose from were
     RANK = 4
     RERANK = 8
     LIVE = 16  # the live state is behind `after`, or cannot be read

@@ -38,6 +38,7 @@ from triton_recommender.tensors import (
     RECOMMEND,
     UPSERT,
 )
+from triton_recommender.wire import OWN_INPUTS
 
 Handler = Callable[[Query], Sequence[int] | Recommendations]
 
@@ -50,12 +51,12 @@ _ID = ("INT64", 1)
 
 
 def describe_models(
-    history: int, exclusions: int, items_returned: int, context: Mapping[str, str], max_batch: int
+    history: int, exclusions: int, items_returned: int, context: Mapping[str, str], max_batch: int, candidates: int = 256
 ) -> dict[str, ModelDescription]:
     """Return the three models as a server describes them. context: column -> INT64, FP32 or BYTES."""
     columns = {name: (dtype, 1) for name, dtype in context.items()}
     query = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
-    query |= {"category": ("BYTES", 1)}
+    query |= {"category": ("BYTES", 1), "among": ("INT64", candidates)}
     answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
     answer |= {"propensities": ("FP32", items_returned), "sources": ("INT32", items_returned)}
     event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
@@ -74,7 +75,7 @@ class FakeServer:
     calls, queries, events, upserts: what arrived, oldest first
     models: model -> its description; answers have the outputs described there. Items have the propensity 1.0 unless the handler
         returns Recommendations with other ones.
-    history, exclusions, items_returned: H, E and K
+    history, exclusions, items_returned, candidates: H, E, K, and how many items a query may name in `among`
     served_generation: generation of the answers, unless the handler returns whole Recommendations
     challengers: generation -> handler that answers as this challenger
     """
@@ -88,10 +89,11 @@ class FakeServer:
         items_returned: int = 20,
         context: Mapping[str, str] | None = None,
         max_batch: int = 64,
+        candidates: int = 256,
     ) -> None:
         self.handler, self.served_generation, self.items_returned = handler, 1, items_returned
         self.challengers: dict[int, Handler] = {}
-        self.models = describe_models(history, exclusions, items_returned, context or {}, max_batch)
+        self.models = describe_models(history, exclusions, items_returned, context or {}, max_batch, candidates)
         self.calls: list[Call] = []
         self.queries: list[Query] = []
         self.events: list[Event] = []
@@ -265,13 +267,14 @@ class AsyncFakeRecommender(_Received, AsyncRecommender):
 
 def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
     """Return the queries that these tensors encode."""
-    columns = [name for name in inputs if name not in ("user_id", "history", "exclude", "after", "category")]
+    columns = [name for name in inputs if name not in OWN_INPUTS]
     queries = []
     for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
         history = inputs["history"][row].tolist() if "history" in inputs else [FROM_STORE]
         exclude = inputs["exclude"][row].tolist() if "exclude" in inputs else []
         after = int(inputs["after"][row, 0]) if "after" in inputs else PAD_ID
         category = inputs["category"][row, 0].decode() if "category" in inputs else ""
+        among = [item for item in inputs["among"][row].tolist() if item != PAD_ID] if "among" in inputs else []
         queries.append(
             Query(
                 None if user_id in (ANONYMOUS, PROBE_USER_ID) else user_id,
@@ -280,6 +283,7 @@ def _decode_queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
                 _read_values({name: inputs[name][row, 0] for name in columns}),
                 None if after == PAD_ID else after,
                 category=category or None,
+                among=among or None,
             )
         )
     return queries

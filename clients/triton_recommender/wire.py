@@ -20,7 +20,7 @@ INT64, FLOAT32 = np.iinfo(np.int64), np.finfo(np.float32)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 _MISSING: dict[str, int | float | bytes] = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
 _WANTED = {"INT64": "a whole number of 64 bits", "FP32": "a number of 32 bits", "BYTES": "text"}
-_OWN_INPUTS = ("user_id", "history", "exclude", "after", "category")
+OWN_INPUTS = ("user_id", "history", "exclude", "after", "category", "among")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Signature:
     max_batch: int  # queries per request
     has_after: bool = False  # whether `after` is one of the inputs
     has_category: bool = False  # likewise
+    among: int = 0  # A, item ids to choose from; 0: no such input
 
     @classmethod
     def of(cls, model: ModelDescription) -> Signature:
@@ -49,17 +50,18 @@ class Signature:
             history=model.inputs["history"][1],
             exclusions=model.inputs["exclude"][1],
             items_returned=model.outputs["item_ids"][1],
-            context={name: dtype for name, (dtype, _) in model.inputs.items() if name not in _OWN_INPUTS},
+            context={name: dtype for name, (dtype, _) in model.inputs.items() if name not in OWN_INPUTS},
             max_batch=model.max_batch,
             has_after="after" in model.inputs,
             has_category="category" in model.inputs,
+            among=model.inputs["among"][1] if "among" in model.inputs else 0,
         )
 
 
 def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
     """Return all input tensors [B, …] of queries whose ids are integers. Fill values replace what a query does not state.
 
-    All tensors but `category` are always sent: tritonserver batches only requests with the same inputs.
+    All tensors but `category` and `among` are always sent: tritonserver batches only requests with the same inputs.
     A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.
     Raises InvalidRequest.
     """
@@ -75,8 +77,8 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
         _fill_history(tensors["history"][row], query)
         ids = [validate_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
         tensors["exclude"][row, : len(ids)] = ids
-    context = encode_context([query.context for query in queries], signature.context)
-    return tensors | _encode_after(queries, signature) | _encode_category(queries, signature) | context
+    tensors |= _encode_after(queries, signature) | _encode_category(queries, signature) | _encode_among(queries, signature)
+    return tensors | encode_context([query.context for query in queries], signature.context)
 
 
 def decode(
@@ -217,12 +219,33 @@ def _encode_category(queries: Sequence[Query], signature: Signature) -> dict[str
     if all(query.category is None for query in queries):
         return {}
     rows = [[b"" if query.category is None else _encode_name(query.category)] for query in queries]
-    if signature.has_category:
-        return {"category": np.array(rows, np.object_)}
-    raise InvalidRequest(
-        "category is set, but this server's `recommend` has no such input: an older version exported its repository. "
-        "Leave `category` out, or export again."
-    )
+    _require_input("category", signature.has_category)
+    return {"category": np.array(rows, np.object_)}
+
+
+def _encode_among(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
+    """Return the tensor only where a query names items to choose from: most name none, and it is larger than all others."""
+    if all(query.among is None for query in queries):
+        return {}
+    _require_input("among", signature.among > 0)
+    among = np.full((len(queries), signature.among), PAD_ID, np.int64)
+    for row, query in zip(among, queries, strict=True):
+        if query.among is not None:
+            ids = [validate_id(item, "among", 0) for item in query.among]
+            if not 0 < len(ids) <= len(row):
+                remedy = "Send fewer" if ids else "Leave `among` out for the whole catalogue"
+                raise InvalidRequest(f"among has {len(ids)} items; expected 1 to {len(row)}. {remedy}.")
+            row[: len(ids)] = ids
+    return {"among": among}
+
+
+def _require_input(name: str, exists: bool) -> None:
+    """Raise InvalidRequest unless the served `recommend` has an input that a query sets."""
+    if not exists:
+        raise InvalidRequest(
+            f"{name} is set, but this server's `recommend` has no such input: an older version exported its repository. "
+            f"Leave `{name}` out, or export again."
+        )
 
 
 def _encode_name(category: object) -> bytes:

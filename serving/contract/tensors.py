@@ -261,6 +261,7 @@ def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dic
     after = TensorSpec("after", "INT64", (1,), optional=True, fill=NO_SEQUENCE)
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
     category = TensorSpec("category", "BYTES", (1,), optional=True, fill=b"")  # the whole catalogue
+    among = TensorSpec("among", "INT64", (axes.candidates,), optional=True, fill=PAD_ID)  # likewise
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
     user = make_record(
         "user",
@@ -289,7 +290,7 @@ def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dic
     )
     specs = (
         ModelSpec("preprocess", (USER_ID, *(c.tensor for c in context), history, after), (user,)),
-        ModelSpec("retrieve", (user, exclude, category), (candidates,)),
+        ModelSpec("retrieve", (user, exclude, category, among), (candidates,)),
         ModelSpec("rank", (user, candidates), (ranked,)),
         ModelSpec("rerank", (ranked,), answer),
     )

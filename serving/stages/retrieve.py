@@ -2,7 +2,8 @@
 
 history ─▶ rows ─▶ user_tower.onnx, sequence.onnx ─▶ user vector ─▶ Search (index + neighbours) ─▶ candidate_ids,
                                                                                                    retrieval_scores
-seen items, exclude, unavailable items, other categories ─▶ filtered out
+seen items, exclude, unavailable items, other categories,
+items that `among` does not name ─────────────────────────▶ filtered out
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from serving.contract.artifacts import (
 )
 from serving.contract.errors import ArtifactError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import PAD_SCORE, Axes, Degraded, Sources, find_generation_faults, mark_degraded
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Axes, Degraded, Sources, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
-from serving.stages.features.ids import ItemIndex, find_position
+from serving.stages.features.blocked_items import collect_blocked_positions
+from serving.stages.features.ids import ItemIndex
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import SequenceSource
-from serving.stages.features.user_store import SeenItems, find_seen_range
+from serving.stages.features.user_store import SeenItems
 from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.category_members import CategoryMembers
 from serving.stages.live.content import Content
@@ -147,13 +149,14 @@ class RetrieveOutputs:
         if self.live and self.filter_seen and is_current:
             since, is_missing = self.live.read(inputs["user_id"][:, 0])
         blocked = self.collect_blocked(inputs, history, since)
-        categories = inputs["category"][:, 0].tolist()
-        positions, scores = self.list_candidates(categories, vectors, history, blocked)
+        categories, among = inputs["category"][:, 0].tolist(), inputs["among"]
+        is_narrowed = np.array([len(category) > 0 for category in categories]) | (among.max(axis=1) > PAD_ID)
+        positions, scores = self.list_candidates(categories, among, is_narrowed, vectors, history, blocked)
         sources = self.find_sources(vectors, history, positions)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
-        # A list is short only when all other items are seen, excluded or unavailable. A category may well have few items.
-        is_short = np.array([not category for category in categories]) & (n_found < self.axes.items_returned)
+        # A list is short only when all other items are seen, excluded or unavailable. A category or `among` may have few items.
+        is_short = ~is_narrowed & (n_found < self.axes.items_returned)
         lineage = mark_degraded(inputs["lineage"], broken | is_short, Degraded.RETRIEVE)
         return {
             "candidate_ids": candidate_ids,
@@ -163,23 +166,42 @@ class RetrieveOutputs:
         }
 
     def list_candidates(
-        self, categories: list[bytes], vectors: np.ndarray, history: np.ndarray, blocked: Blocked
+        self,
+        categories: list[bytes],
+        among: np.ndarray,
+        is_narrowed: np.ndarray,
+        vectors: np.ndarray,
+        history: np.ndarray,
+        blocked: Blocked,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return positions int64 [B, C], best first, padded with n_items, and scores float32 [B, C].
 
-        categories: that of each request, b"" for the whole catalogue
+        categories: that of each request, b"" for any; among: int64 [B, C] item ids, without one: any
+        is_narrowed: bool [B], whether a request has one of them; otherwise it is for the whole catalogue
         """
-        if not any(categories):
-            return self._list_among(None, vectors, history, blocked)
+        if not np.count_nonzero(is_narrowed):
+            return self._list_within(None, vectors, history, blocked)
         shape = len(vectors), self.axes.candidates
         positions, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        for category in set(categories):
-            rows = [row for row, other in enumerate(categories) if other == category]
-            members = self.categories.find(category) & self.search.servable if category else None
-            positions[rows], scores[rows] = self._list_among(members, vectors[rows], history[rows], blocked.take(rows))
+        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        for row, category in enumerate(categories):
+            alike.setdefault((category, among[row].tobytes()), []).append(row)
+        for rows in alike.values():
+            first = rows[0]
+            members = self._find_members(categories[first], among[first]) if is_narrowed[first] else None
+            positions[rows], scores[rows] = self._list_within(members, vectors[rows], history[rows], blocked.take(rows))
         return positions, scores
 
-    def _list_among(
+    def _find_members(self, category: bytes, among: np.ndarray) -> np.ndarray:
+        """Return which items a request may get, bool [n_items + 1]. among: int64 [C] item ids, without one: any"""
+        members = self.search.servable & self.categories.find(category) if category else self.search.servable
+        if among.max() <= PAD_ID:
+            return members
+        named, places = np.zeros_like(members), self.items.find_positions(among)
+        named[places] = members[places]
+        return named
+
+    def _list_within(
         self, members: np.ndarray | None, vectors: np.ndarray, history: np.ndarray, blocked: Blocked
     ) -> tuple[np.ndarray, np.ndarray]:
         """Do what `list_candidates` says. members: bool [n_items + 1], what may be listed; None: all that is served"""
@@ -294,44 +316,6 @@ class Retrieve:
         if self.sequence is None:
             return vectors
         return np.concatenate([self.sequence.compute_vectors(history, inputs["history_age_days"]), vectors], axis=1)
-
-
-@compiled
-def collect_blocked_positions(
-    user_ids, exclude, history,
-    filter_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
-    catalogue, table, newcomers,
-):  # fmt: skip
-    """Return the blocked items of B requests as `Blocked` holds them: int64 [P] positions, int64 [B + 1] starts.
-
-    user_ids: int64 [B]; exclude: int64 [B, E] item ids; history: int64 [B, H] positions
-    filter_seen: whether to block the history and the users' SeenItems
-    since_ids: int64 [L], since_starts: int64 [B + 1]: SeenSince; catalogue, table, newcomers: those of an ItemIndex
-    """
-    n_items, batch = len(catalogue) + len(newcomers), len(user_ids)
-    ranges = np.zeros((batch, 2), np.int64)
-    if filter_seen:
-        for row in range(batch):
-            ranges[row] = find_seen_range(user_ids[row], seen_users, seen_offsets)
-    positions = np.empty(exclude.size + history.size + len(since_ids) + (ranges[:, 1] - ranges[:, 0]).sum(), np.int64)
-    starts = np.zeros(batch + 1, np.int64)
-    count = 0
-    for row in range(batch):
-        for item_id in exclude[row]:
-            positions[count] = find_position(item_id, catalogue, table, newcomers)
-            count += positions[count] < n_items
-        if filter_seen:
-            for position in history[row]:
-                positions[count] = position
-                count += position < n_items
-            for item_id in seen_ids[ranges[row, 0] : ranges[row, 1]]:
-                positions[count] = find_position(item_id, catalogue, table, newcomers)
-                count += positions[count] < n_items
-            for item_id in since_ids[since_starts[row] : since_starts[row + 1]]:
-                positions[count] = find_position(item_id, catalogue, table, newcomers)
-                count += positions[count] < n_items
-        starts[row + 1] = count
-    return positions[:count], starts
 
 
 @compiled

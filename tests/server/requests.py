@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpc
 
-from serving.contract.artifacts import find_stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.generations import read_pinned_generation
+from serving.contract.tensors import PAD_ID
 from serving.stages.live.content import Content
 from serving.stages.rules.config import CATEGORY
 
@@ -43,12 +44,21 @@ def ask_together(client: grpc.InferenceServerClient, model: str, calls: list[lis
     return [answer.result(timeout=60) for answer in answers]
 
 
-def name_categories(repository: Path, inputs: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Return the first requests, some of them for a category of the catalogue, one that no item has, or the whole catalogue."""
-    content = Content.load(find_stage_folder(repository, "retrieve", read_pinned_generation(repository)))
-    names = [*content.names[CATEGORY], "", "unheard of"]
+def narrow(repository: Path, inputs: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Return the first requests for a category of the catalogue, one that no item has, or the whole catalogue.
+
+    The second half of them choose among some items of it, and one that nobody knows.
+    """
+    folder = find_stage_folder(repository, "retrieve", read_pinned_generation(repository))
+    names = [*Content.load(folder).names[CATEGORY], "", "unheard of"]
     own = {name: values[:count] for name, values in inputs.items()}
-    return own | {"category": np.array([[names[row % len(names)].encode()] for row in range(count)], object)}
+    rng, item_ids = np.random.default_rng(0), np.load(folder / "item_ids.npy")
+    among = np.full((count, read_stage(folder).axes.candidates), PAD_ID)
+    for row in among[count // 2 :]:
+        row[::2] = rng.choice(item_ids, len(row[::2]))  # the rows kept free for new items have PAD_ID
+        row[0] = np.iinfo(np.int64).max
+    category = np.array([[names[row % len(names)].encode()] for row in range(count)], object)
+    return own | {"category": category, "among": among}
 
 
 def ask_each(client: grpc.InferenceServerClient, inputs: dict[str, np.ndarray], concurrency: int) -> dict[str, np.ndarray]:

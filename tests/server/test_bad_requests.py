@@ -75,10 +75,15 @@ def test_an_empty_history_is_a_new_session(client, info):
 
 
 @pytest.mark.parametrize("length", [0, 1, 1_000])
-def test_a_history_of_another_length_is_refused_with_the_right_one(client, info, length):
-    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("history", np.zeros((1, length), np.int64))])
+@pytest.mark.parametrize(("name", "axis"), [("history", "history"), ("among", "candidates")])
+def test_a_list_of_another_length_is_refused_with_the_right_one(client, info, name, axis, length):
+    error = refused(client, [tensor("user_id", np.array([[1]])), tensor(name, np.zeros((1, length), np.int64))])
     assert "INVALID_ARGUMENT" in error.status()
-    assert str(info.axes.history) in error.message()
+    assert str(getattr(info.axes, axis)) in error.message()
+
+
+def test_of_items_that_nobody_knows_none_can_be_recommended(client, info):
+    assert (infer(client, user_id=[1], among=np.full((1, info.axes.candidates), HUGE))["item_ids"] == PAD_ID).all()
 
 
 def test_unknown_items_in_a_history_are_ignored(client, info):

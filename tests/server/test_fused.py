@@ -25,7 +25,7 @@ from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
 from tests.repositories import copy_small_fused_repository, copy_to_change
-from tests.server.requests import ask_each, infer, name_categories, tensor
+from tests.server.requests import ask_each, infer, narrow, tensor
 
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
 
@@ -59,8 +59,8 @@ def test_served_answers_equal_the_in_process_ones_of_the_other_layout(caller, re
     np.testing.assert_array_equal(answers["degraded"], expected["degraded"])
 
 
-def test_served_answers_within_categories_equal_the_in_process_ones_of_the_other_layout(caller, repository, recorded):
-    inputs = name_categories(repository, recorded.inputs, count=24)
+def test_served_answers_within_a_choice_equal_the_in_process_ones_of_the_other_layout(caller, repository, recorded):
+    inputs = narrow(repository, recorded.inputs, count=24)
     answers, expected = infer(caller, **inputs), Pipeline.load(repository)(inputs)
     assert compare_answers(answers, expected) == ""
     np.testing.assert_array_equal(answers["degraded"], expected["degraded"])

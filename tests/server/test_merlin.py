@@ -22,7 +22,7 @@ from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_sp
 from serving.pipeline import Pipeline
 from tests.repositories import SERVED_DATA
 from tests.server.merlin_doubles import stand_in
-from tests.server.requests import ask_each, ask_together, infer, name_categories, tensor
+from tests.server.requests import ask_each, ask_together, infer, narrow, tensor
 from tests.waiting import until
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features
@@ -81,8 +81,8 @@ def test_answers_equal_the_cpu_profiles(served, recorded):
     np.testing.assert_array_equal(got["generation"], recorded.outputs["generation"])
 
 
-def test_answers_within_categories_equal_the_cpu_profiles(served, repository, recorded):
-    inputs = name_categories(repository, recorded.inputs, REQUESTS)
+def test_answers_within_a_choice_equal_the_cpu_profiles(served, repository, recorded):
+    inputs = narrow(repository, recorded.inputs, REQUESTS)
     got, expected = ask_each(served[1], inputs, concurrency=8), Pipeline.load(repository)(inputs)
     assert compare_answers(got, expected, EXACT) == ""
     np.testing.assert_array_equal(got["degraded"], expected["degraded"])

@@ -11,7 +11,7 @@ import pytest
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
-from tests.server.requests import ask_each, infer, name_categories
+from tests.server.requests import ask_each, infer, narrow
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,18 @@ def test_served_answers_equal_the_in_process_ones(client, recorded, in_process, 
     np.testing.assert_array_equal(served["generation"], in_process["generation"])
 
 
-def test_served_answers_within_categories_equal_the_in_process_ones(client, repository, recorded):
-    inputs = name_categories(repository, recorded.inputs, count=24)
+def test_served_answers_within_a_choice_equal_the_in_process_ones(client, repository, recorded):
+    inputs = narrow(repository, recorded.inputs, count=24)
     served, expected = infer(client, **inputs), Pipeline.load(repository)(inputs)
     assert compare_answers(served, expected) == ""
     np.testing.assert_array_equal(served["degraded"], expected["degraded"])
-    assert ((served["item_ids"] == PAD_ID).all(axis=1) == (inputs["category"][:, 0] == b"unheard of")).all()
+    shown, is_named = served["item_ids"], inputs["among"].max(axis=1) > PAD_ID
+    unheard_of = inputs["category"][:, 0] == b"unheard of"
+    assert ((shown == PAD_ID).all(axis=1) == unheard_of)[~is_named].all()
+    assert (shown[unheard_of] == PAD_ID).all()
+    pairs = zip(shown[is_named].tolist(), inputs["among"][is_named].tolist(), strict=True)
+    assert all(set(items) <= {PAD_ID, *named} for items, named in pairs)
+    assert (shown[is_named] != PAD_ID).any()
 
 
 def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):

@@ -98,7 +98,7 @@ def make_part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     specs = (
         make_spec(RETRIEVE_FEATURES, "user", "history_vectors history_weights user_embeddings user_continuous"),
         make_spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
-        make_spec(RETRIEVE_SEARCH, "user exclude category user_vectors", "candidates"),
+        make_spec(RETRIEVE_SEARCH, "user exclude category among user_vectors", "candidates"),
         make_spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {numbers}"),
         make_spec(RANK_ROWS, "user candidates", f"user_rows item_rows {numbers}"),
         make_spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),

@@ -16,7 +16,7 @@ from triton_recommender.models import Call
 from triton_recommender.tensors import RECOMMEND
 from triton_recommender.testing import FakeTransport
 
-SIZES = {"history": 4, "exclusions": 3, "items_returned": 5, "max_batch": 2}
+SIZES = {"history": 4, "exclusions": 3, "items_returned": 5, "max_batch": 2, "candidates": 6}
 CONTEXT = {"store": "INT64", "device": "BYTES", "basket": "FP32"}
 
 

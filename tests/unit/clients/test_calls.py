@@ -47,7 +47,7 @@ def ask(kind: str, url: str, *arguments, settings: dict | None = None, **options
 @both
 def test_a_call_over_grpc(kind, server):
     context = {"device": "phone", "store": 1, "basket": 9.5}
-    answer = ask(kind, server.url, 17850, exclude=[20], context=context, category="bags", k=2)
+    answer = ask(kind, server.url, 17850, exclude=[20], context=context, category="bags", among=[30, 10], k=2)
     assert answer.item_ids == (30, 10)
     assert answer.scores == (4.0, 3.0)
     assert answer.degraded == Degraded.RANK | Degraded.RERANK
@@ -57,6 +57,7 @@ def test_a_call_over_grpc(kind, server):
     assert sent["basket"].tolist() == [[9.5]]
     assert sent["exclude"].tolist() == [[20, -1, -1]]
     assert sent["category"].tolist() == [[b"bags"]]
+    assert sent["among"].tolist() == [[30, 10, -1, -1, -1, -1]]
     assert ask(kind, server.url, 17850) == ANSWER
 
 

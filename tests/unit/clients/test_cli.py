@@ -55,7 +55,7 @@ def test_json_is_one_object_for_programs(server, repo):
 
 def test_options_reach_the_server(server, tmp_path):
     lists, context = ("--history", "1, 2", "--exclude", "3,4"), ("--context", "store=3", "--context", "device=a=b")
-    settings = ("--category", "Küche", "--priority", 1, "--url", server.url, "--repo", tmp_path)
+    settings = ("--category", "Küche", "--among", "5, 6", "--priority", 1, "--url", server.url, "--repo", tmp_path)
     run("recommend", "--user-id", 5, *lists, *context, *settings)
     sent = server.fake.calls[0].inputs
     assert sent["history"].tolist() == [[1, 2, -1, -1]]
@@ -63,7 +63,14 @@ def test_options_reach_the_server(server, tmp_path):
     assert sent["store"].tolist() == [[3]]
     assert sent["device"].tolist() == [[b"a=b"]]
     assert sent["category"].tolist() == [["Küche".encode()]]
+    assert sent["among"].tolist() == [[5, 6, *[-1] * 4]]
     assert server.parameters[0]["priority"].uint64_param == 1
+
+
+def test_no_items_to_choose_from_are_refused(server, tmp_path):
+    refused = run("recommend", "--user-id", 5, "--among", ",", "--url", server.url, "--repo", tmp_path)
+    assert refused.exit_code == 2
+    assert "among has 0 items; expected 1 to 6. Leave `among` out for the whole catalogue." in refused.stderr
 
 
 def test_a_category_without_items_is_warned_of(tmp_path):

@@ -51,10 +51,12 @@ def test_the_fake_shows_the_query_as_the_server_would_see_it():
     )
     with Recommender(transport=fake, priority=2, timeouts=Timeouts(0.5, queue=0.1)) as shop:
         context: Mapping[str, int | str] = {"store": 3, "device": "phone"}
-        answer = shop.recommend(5, history=[7, 8, 9], exclude=[4], context=context, category="bags", request_id="a-1")
+        answer = shop.recommend(
+            5, history=[7, 8, 9], exclude=[4], context=context, category="bags", among=[9, 8], request_id="a-1"
+        )
         shop.recommend(None)
     assert answer.item_ids == (3, 1, 2)
-    assert seen == [Query(5, [7, 8], [4], context, category="bags"), Query(None, None, [], {})]
+    assert seen == [Query(5, [7, 8], [4], context, category="bags", among=[9, 8]), Query(None, None, [], {})]
     call = fake.calls[0]
     assert (call.priority, call.queue_timeout_us, call.request_id) == (2, 100_000, "a-1")
     assert 0.4 < present(call.timeout_s) <= 0.5
@@ -86,9 +88,10 @@ def test_health_of_the_fake():
 
 def test_names_are_translated_by_the_catalogue_and_unknown_ones_reported(repo):
     shop = FakeRecommender(lambda query: [10, 30], catalogue=Catalogue.load(repo))
-    answer = shop.recommend("ann", history=["twenty", "never heard of"], exclude=["ten", 40, "tn"])
-    assert shop.queries == [Query(7, [20, stable_id("never heard of")], [10, 40, stable_id("tn")], {})]
-    assert [(notice.field, notice.value) for notice in answer.warnings] == [("history", "never heard of"), ("exclude", "tn")]
+    answer = shop.recommend("ann", history=["twenty", "never heard of"], exclude=["ten", 40, "tn"], among=["tenn"])
+    assert shop.queries == [Query(7, [20, stable_id("never heard of")], [10, 40, stable_id("tn")], among=[stable_id("tenn")])]
+    unknown = [("history", "never heard of"), ("exclude", "tn"), ("among", "tenn")]
+    assert [(notice.field, notice.value) for notice in answer.warnings] == unknown
     assert shop.recommend("bob").warnings[0].message.startswith("user_id: no user is called 'bob' in generation 10")
     assert shop.recommend("7").warnings == shop.recommend("ann").warnings == ()
     assert [query.user_id for query in shop.queries[1:]] == [stable_id("bob"), 7, 7]
@@ -353,7 +356,7 @@ def test_calls_at_the_same_time_share_one_description_also_where_the_server_move
 
     async def refuse_other_tensors(call):
         await asyncio.sleep(0.001 * (len(shop.server.calls) % 100))  # some are refused while others read the description
-        if set(call.inputs) != set(shop.server.models[call.model].inputs) - {"category"}:
+        if set(call.inputs) != set(shop.server.models[call.model].inputs) - {"category", "among"}:
             raise InvalidRequest("unexpected inputs")
         return await infer(call)
 

@@ -15,20 +15,20 @@ from triton_recommender.models import ModelDescription
 from triton_recommender.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded, Sources
 from triton_recommender.wire import Signature, check_k, decode, encode, validate_items
 
-H, E, K = 3, 2, 4
+H, E, K, A = 3, 2, 4, 3
 SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "FP32"}, max_batch=2)
 HUGE = 2**63 - 1
 
 
-def test_a_bare_user_sends_the_fill_of_everything_but_a_category():
-    """Requests that send other tensors than their mates are not batched with them, but a text would cost each of them."""
-    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, has_after=True, has_category=True))
+def test_a_bare_user_sends_the_fill_of_everything_but_a_choice():
+    """Requests that send other tensors than their mates are not batched with them, but a choice would cost each of them."""
+    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, has_after=True, has_category=True, among=A))
     assert tensors["user_id"].dtype == np.int64
     assert tensors["user_id"].tolist() == [[17850]]
     axes = Axes(history=H, exclusions=E)
     context = tuple(ContextColumn(n, k) for n, k in (("store", "integer"), ("device", "string"), ("basket", "continuous")))
     inputs = make_ensemble_spec(make_stage_specs(axes, context)).inputs[1:]
-    assert tensors.keys() == {"user_id", *(tensor.name for tensor in inputs)} - {"category"}
+    assert tensors.keys() == {"user_id", *(tensor.name for tensor in inputs)} - {"category", "among"}
     for tensor in (tensor for tensor in inputs if tensor.name in tensors):
         np.testing.assert_array_equal(tensors[tensor.name], tensor.make_filled(1), err_msg=tensor.name)
         assert tensors[tensor.name].dtype == tensor.numpy_dtype
@@ -190,6 +190,30 @@ def test_a_category_is_sent_where_a_query_names_one():
 def test_what_is_no_name_of_a_category_is_refused(category, has_category):
     with pytest.raises(InvalidRequest, match=r"^category is .*; expected the name of a category, or None for the whole"):
         encode([Query(1), Query(2, category=category)], dataclasses.replace(SIGNATURE, has_category=has_category))
+
+
+def test_items_to_choose_from_are_sent_where_a_query_names_some():
+    signature = dataclasses.replace(SIGNATURE, among=A)
+    sent = encode([Query(1, among=[9, 8]), Query(2), Query(3, among=[7, 7, 6])], signature)["among"]
+    assert (sent.dtype, sent.tolist()) == (np.int64, [[9, 8, PAD_ID], [PAD_ID] * 3, [7, 7, 6]])
+    assert "among" not in encode([Query(1)], signature)
+    with pytest.raises(InvalidRequest, match=r"^among is set, but .* Leave `among` out, or export again\."):
+        encode([Query(1, among=[9])], SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("among", "message"),
+    [
+        ([1, 2, 3, 4], "among has 4 items; expected 1 to 3. Send fewer."),
+        ([], "among has 0 items; expected 1 to 3. Leave `among` out for the whole catalogue."),
+        ([-1], "among is -1; expected a whole number from 0"),
+        (["x"], "among is 'x', a name"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_refused(among, message):
+    with pytest.raises(InvalidRequest) as caught:
+        encode([Query(1), Query(2, among=among)], dataclasses.replace(SIGNATURE, among=A))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("items", ["SKU/0010-x", b"x", 3, {"a": 1}, None])

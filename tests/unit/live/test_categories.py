@@ -1,4 +1,4 @@
-"""Recommendations within a category: exact with everything that live events add, and as `upsert` names categories."""
+"""Recommendations within a category or named items: exact with all that live events add, and as `upsert` names categories."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_retrieve(repository, reader, indexed: bool = False) -> Retrieve:
 
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["whole catalogue", "by index"])
-def test_answers_within_a_category_are_those_of_a_shop_where_all_else_is_unavailable(
+def test_answers_within_a_choice_are_those_of_a_shop_where_all_else_is_unavailable(
     repository, reader, observe, upsert, indexed
 ):
     rng, at_ms = np.random.default_rng(0), last_event_ms(repository)
@@ -55,36 +55,40 @@ def test_answers_within_a_category_are_those_of_a_shop_where_all_else_is_unavail
     for item, kind in ((1_000, "game"), (1_001, "toy"), (1_002, "toy"), (3, "toy"), (5, None)):
         upserted(upsert, item, title=f"number {item}", category=kind)
     upserted(upsert, 8, available=False)
-    categories = [*KINDS, "", "toy", "unheard of"] * 6
+    named = (*range(3, 33, 3), 8, 1_000, 1_001, 999)
+    choices = [*((kind, ()) for kind in (*KINDS, "", "toy", "unheard of")), ("", named), ("book", named), ("", (8, 999))] * 4
     users = [1, 7, 99, 1_003, 1_010, 12] * 6
     exclude = np.full((len(users), 64), PAD_ID)
     exclude[:, :4] = rng.integers(1, N_ITEMS + 1, (len(users), 4))
     trace = Pipeline.load(repository, live=reader).trace({"user_id": np.array(users)[:, None], "exclude": exclude})
     inputs = {name: trace[name] for name in ("user_id", "user_categorical", "user_continuous", "history_ids", "lineage")}
     inputs |= {"history_age_days": trace["history_age_days"], "exclude": exclude}
-    inputs["category"] = np.array([[category.encode()] for category in categories], object)
+    inputs["category"] = np.array([[category.encode()] for category, _ in choices], object)
+    inputs["among"] = np.array([[*among, *[PAD_ID] * (16 - len(among))] for _, among in choices])
     got = stage(inputs)
     kinds = {item: KINDS[item % 3] for item in range(1, N_ITEMS + 1)} | {1_000: "game", 1_001: "toy", 1_002: "toy", 3: "toy"}
     kinds.pop(5)
-    for category in dict.fromkeys(categories):
-        twin = load_retrieve(repository, reader, indexed and not category)  # an index may choose others of equal items
+    for choice in dict.fromkeys(choices):
+        category, among = choice
+        is_narrow = choice != ("", ())
+        twin = load_retrieve(repository, reader, indexed and not is_narrow)  # an index may choose others of equal items
         outside = [item for item in (*range(1, N_ITEMS + 1), 1_000, 1_001, 1_002) if category not in ("", kinds.get(item))]
+        outside += [item for item in (*range(1, N_ITEMS + 1), 1_000, 1_001, 1_002) if among and item not in among]
         for position in twin.items.find_positions(np.array(outside, np.int64)):
             twin.search.set_servable(position, False)
-        rows = np.flatnonzero(np.array(categories) == category)
-        expected = twin(
-            {name: values[rows] for name, values in inputs.items()} | {"category": np.full((len(rows), 1), b"", object)}
-        )
-        if category:  # a short list of a category lacks nothing
+        rows = [row for row, other in enumerate(choices) if other == choice]
+        whole = {"category": np.full((len(rows), 1), b"", object), "among": np.full((len(rows), 16), PAD_ID)}
+        expected = twin({name: values[rows] for name, values in inputs.items()} | whole)
+        if is_narrow:  # a short list of a choice lacks nothing
             expected["lineage"] = expected["lineage"] & ~np.array([0, Degraded.RETRIEVE])
         for name in ("candidate_ids", "candidate_sources", "lineage"):
-            np.testing.assert_array_equal(got[name][rows], expected[name], err_msg=f"{name} of {category}")
+            np.testing.assert_array_equal(got[name][rows], expected[name], err_msg=f"{name} of {choice}")
         np.testing.assert_allclose(got["retrieval_scores"][rows], expected["retrieval_scores"], rtol=1e-6)
     for row in range(len(users)):
         alone = stage({name: values[row : row + 1] for name, values in inputs.items()})
         np.testing.assert_array_equal(alone["candidate_ids"][0], got["candidate_ids"][row])
-    found = dict(zip(categories, (got["candidate_ids"] != PAD_ID).sum(axis=1).tolist(), strict=True))
-    assert (found["game"], found["unheard of"]) == (C, 0)
+    found = dict(zip(choices, (got["candidate_ids"] != PAD_ID).sum(axis=1).tolist(), strict=True))
+    assert (found["game", ()], found["", named], found["unheard of", ()], found["", (8, 999)]) == (C, C, 0, 0)
     live_items = present(stage.outputs.live_items)
     assert present(live_items.pairs).pairs.n_slots > 0
     assert len(live_items.arrays.lifted) > 0
@@ -123,6 +127,19 @@ def test_an_item_is_found_in_the_category_that_upsert_gave_it_and_in_no_other(pi
     assert list_shown(pipeline, "garden tools") == {1_000}
     upserted(upsert, item, kind="book")
     assert {kind: list_shown(pipeline, kind) for kind in KINDS} == before
+
+
+def test_named_items_alone_are_shown_whether_the_export_or_upsert_has_them(pipeline, upsert):
+    upserted(upsert, 1_000, kind="book", price=3.0)
+    upserted(upsert, 4, available=False)
+    among = np.full((2, pipeline.info.axes.candidates), PAD_ID)
+    among[:, [0, 2, 3, 9]] = 1_000, 4, 6, 777
+    shown = pipeline({"user_id": np.array([[99], [-5]]), "among": among})
+    assert [sorted(items)[-2:] for items in shown["item_ids"].tolist()] == [[6, 1_000]] * 2
+    assert (shown["item_ids"] != PAD_ID).sum() == 4
+    assert shown["degraded"].tolist() == [[Degraded.NONE]] * 2
+    excluded = pipeline({"user_id": np.array([[99], [-5]]), "among": among, "exclude": np.where(among[:, :64] == 6, 6, PAD_ID)})
+    assert set(excluded["item_ids"].ravel().tolist()) == {1_000, PAD_ID}
 
 
 def test_a_category_that_nobody_has_is_an_empty_list_and_no_fallback(pipeline):

@@ -83,6 +83,7 @@ def requests(users=(7, 8, 9, 1234), exclude=None):
         "history_age_days": np.zeros(history.shape, np.float32),
         "exclude": np.full((batch, AXES.exclusions), PAD_ID) if exclude is None else exclude,
         "category": np.full((batch, 1), b"", object),
+        "among": np.full((batch, AXES.candidates), PAD_ID),
         "lineage": new_lineage(batch, GENERATION, Degraded.PREPROCESS),
     }
 
@@ -109,26 +110,34 @@ def retrieve_slowly(folder, network, inputs, filter_seen=True):
         never = set(inputs["exclude"][row].tolist())
         if filter_seen:
             never |= set(SEEN.get(user, [])) | set(inputs["history_ids"][row].tolist())
-        wanted = inputs["category"][row, 0].decode()
+        wanted, named = inputs["category"][row, 0].decode(), {item for item in inputs["among"][row].tolist() if item >= 0}
         left = [i for i in range(N_ITEMS) if available[i] and ITEM_IDS[i] not in never and wanted in ("", CATEGORIES[i])]
+        left = [i for i in left if not named or ITEM_IDS[i] in named]
         best = sorted(left, key=lambda i: -scores[i])[: AXES.candidates]
         answers.append([int(ITEM_IDS[i]) for i in best] + [PAD_ID] * (AXES.candidates - len(best)))
     return np.array(answers)
 
 
-def test_candidates_within_categories_equal_the_slow_twin_in_a_mixed_batch_and_alone(tmp_path):
+def test_candidates_within_categories_and_named_items_equal_the_slow_twin_in_a_mixed_batch_and_alone(tmp_path):
     network, _ = write_folder(tmp_path)
-    exclude = np.array([[200, 210, PAD_ID]] * 6)
-    inputs = requests(users=(7, 8, 9, 1234, 5, 6), exclude=exclude)
-    inputs["category"][:, 0] = ["lämps".encode(), b"", b"bags", b"bags", b"unheard of", "lämps".encode()]
+    users = (7, 8, 9, 1234, 5, 6, 7, 7, 8, 1234, 5, 6)
+    inputs = requests(users, exclude=np.array([[200, 210, PAD_ID]] * len(users)))
+    inputs["category"][:, 0] = ["lämps".encode(), b"", b"bags", b"bags", b"unheard of", "lämps".encode(), *[b""] * 6]
+    seen_excluded_unavailable_unknown = [110, 200, 130, 5]
+    inputs["among"][6, 2:] = [*seen_excluded_unavailable_unknown, 300, 690, 300, 310]  # in any place, and repeated
+    inputs["among"][7, :4] = seen_excluded_unavailable_unknown
+    inputs["among"][8] = inputs["among"][9] = np.arange(400, 500, 10)
+    inputs["category"][9, 0] = b"bags"
+    inputs["among"][10, 0] = 1_000_000
+    inputs["among"][11, 3] = -7  # no id: the whole catalogue
     stage = Retrieve.load(tmp_path)
     got = stage(inputs)
     np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs))
     n_found = (got["candidate_ids"] != PAD_ID).sum(axis=1)
-    assert n_found[4] == 0
-    assert (n_found[[1, 4]] < AXES.items_returned).tolist() == [False, True]
-    assert not (got["lineage"][:, 1] & Degraded.RETRIEVE).any()  # a short list of a category lacks nothing
-    for row in range(6):
+    assert n_found[[1, 4, 7, 10, 11]].tolist() == [10, 0, 0, 0, 10]
+    assert 0 < n_found[6] <= 3
+    assert not (got["lineage"][:, 1] & Degraded.RETRIEVE).any()  # short lists of a choice lack nothing
+    for row in range(len(users)):
         alone = stage({name: values[row : row + 1] for name, values in inputs.items()})
         for name, values in alone.items():
             if name != "retrieval_scores":

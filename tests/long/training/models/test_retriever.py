@@ -221,6 +221,7 @@ def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_
         "history_age_days": examples.history_age_days,
         "exclude": np.full((batch, 64), PAD_ID),
         "category": np.full((batch, 1), b"", object),
+        "among": np.full((batch, COUNT), PAD_ID),
         "lineage": new_lineage(batch, 1),
     }
     got = Retrieve.load(tmp_path)(inputs)

@@ -47,6 +47,7 @@ def test_k_is_applied_to_what_was_kept(recommend, shop):
         Query(7, context={"device": "phone"}),
         Query(7, context={"basket": 9.5}),
         Query(7, category="bags"),
+        Query(7, among=[720]),
     ],
     ids=str,
 )
