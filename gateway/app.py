@@ -161,7 +161,7 @@ def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Respo
 
         Context columns: `context.NAME=value`.
 
-        With `category`, all items are of that category.
+        With `category`, all items are of that category. With `among`, they are some of the items that it names.
 
         With `reasons=true`, each item says which sources and which items of the history propose it.
 

@@ -195,6 +195,8 @@ class Categories:
         counts, available = (open_array(retrieve_folder, name)[: len(item_ids)] for name in ("recent_popularity", "available"))
         best_first = np.argsort(-counts, kind="stable")
         self._popular = best_first[available[best_first]].astype(np.int32)  # here: the files may be gone when servers are
+        self._ranks = np.full(len(item_ids), -1, np.int32)  # by position; -1: not available
+        self._ranks[self._popular] = np.arange(len(self._popular))
         self.list_popular = lru_cache(MOST_CATEGORIES)(self._list_popular)
 
     def list_items(self, name: str) -> list[int]:
@@ -205,6 +207,14 @@ class Categories:
         """Return the most popular available items of a category, best first."""
         positions = self._popular[self._item_codes[self._popular] == self._find_code(name)]
         return tuple(self._item_ids[positions[:MOST_POPULAR]].tolist())
+
+    def sort_popular(self, positions: Sequence[int], name: str | None) -> list[int]:
+        """Return the available ones of some items, best first. name: the category that they must have; None: any"""
+        places = np.array(positions, np.int64)
+        if name is not None:
+            places = places[self._item_codes[places] == self._find_code(name)]
+        ranks = self._ranks[places]
+        return self._item_ids[self._popular[np.sort(ranks[ranks >= 0])]].tolist()
 
     def _find_code(self, name: str) -> int:
         return self._codes.get(name, UNKNOWN_GROUP)

@@ -53,8 +53,8 @@ class Recommended(Scored):
 class Recommendations(Strict):
     """known: whether anything is known of the user; null without a user. degraded: which parts came from a fallback.
 
-    warnings: sentences about items of `history` and `exclude` that are not in the catalogue, and so have no effect, and about a
-        `category` that no item has
+    warnings: sentences about items of `history`, `exclude` and `among` that are not in the catalogue, and so have no effect,
+        and about a `category` that no item has
     """
 
     request_id: str

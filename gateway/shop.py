@@ -177,11 +177,24 @@ class Shop:
         name = self._find_name(item_id) or (written if self.published.catalogue.item_names else None)
         return {"id": name or item_id, "title": self._find_title(item_id)}
 
-    def pick_popular(self, exclude: set[int], context: Mapping[str, str], count: int, category: str | None = None) -> list[int]:
-        """Return the popular items that may be shown in a context, or those of a category in any context, best first."""
+    def pick_popular(
+        self,
+        exclude: set[int],
+        context: Mapping[str, str],
+        count: int,
+        category: str | None = None,
+        among: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Return the popular items that may be shown in a context, best first.
+
+        With a category, or items to choose from, the context does not count.
+        """
         self.refresh()  # a request that is shed has read nothing before
         hidden = (exclude, *self.list_hidden())
-        if category is None:
+        popular: Iterable[int]
+        if among is not None:
+            popular = self._list_among(among, category)
+        elif category is None:
             popular = self.published.list_popular(context)
         else:
             popular = self._drop_moved(self.published.categories.list_popular(category), category)
@@ -191,6 +204,19 @@ class Shop:
         """Return whether any item has a category."""
         members = self.published.categories.list_items(name)
         return name in self.live_items.categories.values() or any(True for _ in self._drop_moved(members, name))
+
+    def _list_among(self, among: Sequence[int], category: str | None) -> Iterator[int]:
+        """Yield those of some items that are of a category: the exported ones, best first, then the new ones.
+
+        category: None for any
+        """
+        positions, live = {item_id: self.published.find_position(item_id) for item_id in among}, self.live_items
+        exported = [position for position in positions.values() if position is not None]
+        popular = self.published.categories.sort_popular(exported, category)
+        yield from popular if category is None else self._drop_moved(popular, category)
+        for item_id, position in positions.items():
+            if position is None and item_id in live.ids and category in (None, live.categories.get(item_id)):
+                yield item_id
 
     def _drop_moved(self, item_ids: Iterable[int], category: str) -> Iterator[int]:
         """Yield those of the exported items of a category that have it still."""

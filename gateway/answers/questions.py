@@ -22,7 +22,7 @@ from gateway.settings import GatewaySettings
 from triton_recommender import InvalidRequest
 
 CONTEXT = "context."  # before a context column's name in a query
-LISTS = ("history", "exclude")
+LISTS = ("history", "exclude", "among")
 HEADERS = {b"x-deadline-ms": "x-deadline-ms", b"x-priority": "x-priority"}
 LARGEST = (1 << 63) - 1  # int64
 MOST_CATEGORY_CHARACTERS = 256
@@ -51,6 +51,9 @@ class Parameters(VisitorParameters):
     k: Int64 | None = Field(None, ge=1, le=LARGEST)
     after: Int64 | None = Field(None, ge=0, le=LARGEST, description="sequence of an event that the answer must reflect")
     category: CategoryName | None = Field(None, description="the category of all items of the answer; else any")
+    among: tuple[str, ...] | None = Field(
+        None, min_length=1, description="the items to recommend from; else the whole catalogue"
+    )
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
     reasons: bool = Field(False, description="whether each item says which sources and which items of the history propose it")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
@@ -77,6 +80,7 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
         **describe_visitor(parameters, context),
         after=parameters.after,
         category=parameters.category,
+        among=parameters.among,
         k=parameters.k,
         deadline_s=deadline_ms / 1_000,
         priority=parameters.priority,
@@ -101,10 +105,10 @@ Form = TypeVar("Form", bound=VisitorParameters)
 
 
 @cache
-def list_single(form: type[VisitorParameters]) -> tuple[str, ...]:
-    """Return the names of a form's parameters in the query that hold one value: no lists, and no headers."""
-    fields = form.model_fields.items()
-    return tuple(name for name, field in fields if name not in LISTS and field.alias not in HEADERS.values())
+def list_names(form: type[VisitorParameters]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a form's parameters in the query, without headers: those that hold one value, and the lists."""
+    names = [name for name, field in form.model_fields.items() if field.alias not in HEADERS.values()]
+    return tuple(name for name in names if name not in LISTS), tuple(name for name in names if name in LISTS)
 
 
 def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> tuple[Form, dict[str, str]]:
@@ -114,9 +118,9 @@ def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> 
     """
     values: dict[str, Any] = dict(headers)
     context: dict[str, str] = {}
-    single = list_single(form)
+    single, lists = list_names(form)
     for name, value in parse_query(scope["query_string"]):
-        if name in LISTS:
+        if name in lists:
             values[name] = (*values.get(name, ()), *split_ids([value]))
         elif name in values or name in context:
             raise _make_repeated(name)
@@ -125,7 +129,7 @@ def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> 
         elif name in single:
             values[name] = value
         else:
-            raise _make_unknown(name, (*single, *LISTS, f"{CONTEXT}NAME"))
+            raise _make_unknown(name, (*single, *lists, f"{CONTEXT}NAME"))
     try:
         parameters = form.model_validate(values)
     except ValidationError as error:

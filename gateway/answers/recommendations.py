@@ -54,6 +54,7 @@ class Question(Visitor):
 
     after: int | None = None  # sequence of an event that the answer must reflect
     category: str | None = None  # of all items of the answer; None: any
+    among: tuple[str, ...] | None = None  # the items to recommend from; None: the whole catalogue
     k: int | None = None  # number of items; None: as many as the server returns
     deadline_s: float = 0.25
     priority: str = "normal"  # high, normal or low: low ones are shed first when the servers are overloaded
@@ -148,7 +149,9 @@ class Answering:
     async def _make_query(self, question: Question) -> tuple[Query, bool | None]:
         """Return the query, and whether the visitor is known (None for a visitor without an id). Raises InvalidRequest."""
         known = await self._shop.find_known_async(question.list_ids(self._shop))
-        query = replace(question.make_query(self._shop, known), after=question.after, category=question.category)
+        among = None if question.among is None else [self._shop.parse_item_id(item) for item in question.among]
+        query = question.make_query(self._shop, known)
+        query = replace(query, after=question.after, category=question.category, among=among)
         visitor_id = find_visitor_id(query)
         return query, None if visitor_id is None else visitor_id in known
 
@@ -227,7 +230,8 @@ class Answering:
     ) -> dict[str, Any]:
         """Return an answer with popular items, and log it."""
         hidden = set(map(int, (*query.exclude, *(query.history or ()))))
-        popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K, question.category)
+        among = None if query.among is None else list(map(int, query.among))
+        popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K, question.category, among)
         items = self._shop.list_items(popular, [None] * len(popular))
         if question.reasons:
             items = [item | {"reasons": None} for item in items]
@@ -237,11 +241,12 @@ class Answering:
         return self._build_answer(request_id, is_known, answer.generation, [FALLBACK], items, warnings)
 
     def _list_warnings(self, question: Question, query: Query, items: list[dict[str, Any]]) -> list[str]:
-        """Return a sentence for `history` and one for `exclude` if they name items that are not in the catalogue.
+        """Return a sentence for each of `history`, `exclude` and `among` that names items that are not in the catalogue.
 
         Also one for a category that no item has. items: of the answer
         """
         lists = {"history": (question.history, query.history), "exclude": (question.exclude, query.exclude)}
+        lists["among"] = (question.among, query.among)
         warnings = []
         for name, (written, item_ids) in lists.items():
             named = dict(zip(map(int, item_ids or ()), written or (), strict=True))

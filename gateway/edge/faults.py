@@ -18,6 +18,7 @@ EXPECTED = {  # by the type of a fault
     "dict_type": "an object",
     "model_type": "an object",
     "list_type": "a list",
+    "too_short": "at least one value",
 }
 
 PHRASES = {  # pydantic's words -> ours, in messages of faults that EXPECTED does not name

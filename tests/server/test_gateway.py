@@ -107,6 +107,12 @@ def test_an_item_is_recommended_in_the_category_that_was_upserted(served):
     assert ask("bags") == ([4], [], 0)
 
 
+def test_named_items_alone_are_recommended(served):
+    answer = served.recommend(user=999_998, among="6,7,8,123456")
+    assert {item["id"] for item in answer["items"]} == {6, 7, 8}
+    assert (answer["degraded"], len(answer["warnings"])) == ([], 1)
+
+
 def test_the_exposure_log_has_the_propensities_that_the_server_states(served):
     """About one list in ten shows one of two new items at place 9."""
     for item in (901, 902):

@@ -1,4 +1,7 @@
-"""Recommendations within a category: what the server is asked, what is said of a category that no item has, popular items."""
+"""Recommendations within a category or among named items: what the server is asked, popular items.
+
+Also what is said of a category that no item has.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +89,24 @@ def test_popular_items_are_those_of_the_category_and_leave_out_what_left_it_or_i
     assert list_popular(door, "mugs", k=2) == [25, 23]
 
 
+def test_popular_items_are_those_that_the_request_names_and_new_ones_come_last(repo, change):
+    def ask(among: str, **params) -> list[int]:
+        answer = door.recommend(user=7, among=among, **params)
+        assert (answer["degraded"], answer["warnings"]) == (["gateway_fallback"], [])
+        return [item["id"] for item in answer["items"]]
+
+    door = Gateway(repo, fail)
+    change(998, category="mugs")
+    change(997, title="A new bag")
+    assert ask(f"998,1,4,997,{UNAVAILABLE},30,4") == [30, 4, 1, 998, 997]
+    assert ask("998,1,4,997,30", k=2, exclude=30) == [4, 1]
+    assert ask("998,1,4,997,30,29", category="mugs") == [29, 1, 998]
+    change(29, category="bags")
+    change(998, available=False)
+    assert ask("998,1,4,997,30,29", category="mugs") == [1]
+    assert ask("9") == []
+
+
 @pytest.mark.parametrize("handler", [lambda query: [], fail], ids=["served", "popular items"])
 def test_a_category_that_no_item_has_is_an_empty_list_with_a_warning(repo, change, handler):
     door = Gateway(repo, handler)
@@ -113,12 +134,12 @@ def test_a_category_whose_items_all_left_it_has_none(repo, change):
     assert door.recommend(user=7, category="mugs")["warnings"] == [EMPTY.format("mugs")]
 
 
-def test_an_answer_within_a_category_has_reasons_and_is_logged(repo):
-    door = Gateway(repo, lambda query: [3, 1] if query.category == "mugs" else [2], exposure_share=1.0)
+def test_an_answer_within_a_choice_has_reasons_and_is_logged(repo):
+    door = Gateway(repo, lambda query: [3, 1] if query.category == "mugs" and query.among else [2], exposure_share=1.0)
 
     async def ask_and_stop() -> dict:
         async with door.app.router.lifespan_context(door.app):
-            params = {"user": 7, "category": "mugs", "reasons": "true"}
+            params = {"user": 7, "category": "mugs", "among": "1,2,3,4", "reasons": "true"}
             return (await door.ask_async("GET", "/v1/recommendations", params=params)).json()
 
     answer = asyncio.run(ask_and_stop())
@@ -144,18 +165,19 @@ def test_a_repository_of_an_older_version_refuses_only_a_category(repo):
 
 
 @pytest.mark.parametrize(("mode", "n_asked"), [("ab", 3), ("interleave", 6), ("shadow", 6)])
-def test_each_generation_that_is_asked_is_asked_for_the_category(tmp_path, mode, n_asked):
+def test_each_generation_that_is_asked_is_asked_for_the_choice(tmp_path, mode, n_asked):
     tried = Tried(copy_lean_repository(tmp_path / "shop"))
     tried.start(mode=mode, share=1.0)
-    tried.ask(USERS[:3], category="mugs")
-    asked = [query.category for query in tried.door.shop.queries if query.user_id is not None]
-    assert asked == ["mugs"] * n_asked
+    tried.ask(USERS[:3], category="mugs", among="3,5")
+    asked = [(query.category, query.among) for query in tried.door.shop.queries if query.user_id is not None]
+    assert asked == [("mugs", [3, 5])] * n_asked
 
 
-def test_what_explains_takes_no_category(repo):
+@pytest.mark.parametrize("name", ["category", "among"])
+def test_what_explains_takes_no_choice(repo, name):
     door = Gateway(repo)
-    refused = door.ask("GET", "/v1/explain", params={"user": 7, "item": 3, "category": "mugs"})
-    assert (refused.status_code, "There is no parameter 'category'" in refused.text) == (400, True)
+    refused = door.ask("GET", "/v1/explain", params={"user": 7, "item": 3, name: "mugs"})
+    assert (refused.status_code, f"There is no parameter '{name}'" in refused.text) == (400, True)
     paths = door.ask("GET", "/openapi.json").json()["paths"]
     taken = {path: [one["name"] for one in paths[path]["get"]["parameters"]] for path in ("/v1/recommendations", "/v1/explain")}
-    assert {path: "category" in names for path, names in taken.items()} == {"/v1/recommendations": True, "/v1/explain": False}
+    assert {path: name in names for path, names in taken.items()} == {"/v1/recommendations": True, "/v1/explain": False}

@@ -60,9 +60,9 @@ def test_what_the_generation_learned_from_and_its_quality(gateway):
 def test_everything_that_is_asked_reaches_the_server(gateway):
     door = gateway()
     query = {"user": "7", "history": "4,5", "exclude": ["1", "2,8"], "context.device": "phone", "context.temperature": "21.5"}
-    answer = door.recommend(**query, category=" mugs ")
+    answer = door.recommend(**query, category=" mugs ", among=["3,6", " 9 "])
     context: Mapping[str, str | float] = {"device": "phone", "temperature": 21.5}
-    assert door.shop.queries == [Query(7, [4, 5], [1, 2, 8], context, category="mugs")]
+    assert door.shop.queries == [Query(7, [4, 5], [1, 2, 8], context, category="mugs", among=[3, 6, 9])]
     assert [item["id"] for item in answer["items"]] == [3]
 
 
@@ -212,6 +212,9 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
         ({"user": "7", "category": " "}, "category is ' '; expected at least 1 character."),
         ({"user": "7", "category": "x" * 257}, "expected at most 256 characters."),
         ({"user": "7", "category": ["mugs", "bags"]}, "category is given more than once"),
+        ({"user": "7", "among": " , "}, "among is (); expected at least one value."),
+        ({"user": "7", "among": ",".join(map(str, range(257)))}, "among has 257 items; expected 1 to 256. Send fewer."),
+        ({"user": "7", "among": "red"}, "item is 'red'"),
         ({"user": "7", "context.device": ["phone", "tablet"]}, "context.device is given more than once"),
     ],
 )

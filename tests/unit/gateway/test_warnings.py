@@ -11,12 +11,13 @@ from tests.unit.gateway.conftest import Gateway, failing
 
 
 @pytest.mark.parametrize("handler", [lambda query: [3, 1, 2], failing()], ids=["served", "popular items"])
-def test_unknown_items_of_history_and_exclude_are_named(repo, handler):
-    answer = Gateway(repo, handler).recommend(user=7, history="4,999", exclude="1,998,5,997")
+def test_unknown_items_of_each_list_are_named(repo, handler):
+    answer = Gateway(repo, handler).recommend(user=7, history="4,999", exclude="1,998,5,997", among="3,996")
     schema.Recommendations.model_validate(answer)
     assert answer["warnings"] == [
         "history names items that are not in the catalogue and have no effect: '999'. Correct the ids.",
         "exclude names items that are not in the catalogue and have no effect: '998', '997'. Correct the ids.",
+        "among names items that are not in the catalogue and have no effect: '996'. Correct the ids.",
     ]
 
 
