@@ -32,6 +32,9 @@ PAD_SCORE = float(np.finfo(np.float32).min)
 
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
+# Bit of a lineage beside those of Degraded, for rank: the request names a category or items to choose from. rerank removes it.
+NARROWED = 1 << 16
+
 ANY_GENERATION = 0  # generation of a lineage that is not checked (warm-up, profiling of a single stage)
 
 RECORD = "record_"  # prefix of the parameter in config.pbtxt that states a record's fields
@@ -331,8 +334,11 @@ def new_lineage(batch: int, generation: int, degraded: int | np.ndarray = Degrad
     return lineage
 
 
-def mark_degraded(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
-    """Return the lineage, int64 [B, 2], with a degraded bit set in the rows that are True in `rows`, bool [B]."""
+def mark_degraded(lineage: np.ndarray, rows: np.ndarray, stage: int) -> np.ndarray:
+    """Return the lineage, int64 [B, 2], with a bit set in the rows that are True in `rows`, bool [B].
+
+    stage: a bit of Degraded, or NARROWED
+    """
     if not np.count_nonzero(rows):  # five times as fast as `any`, in every stage of every batch
         return lineage
     return lineage | np.outer(rows, (0, int(stage)))

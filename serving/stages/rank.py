@@ -25,7 +25,7 @@ from serving.contract.artifacts import (
 )
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, find_generation_faults, mark_degraded
+from serving.contract.tensors import NARROWED, PAD_ID, PAD_SCORE, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.best_items import BestItems
@@ -228,7 +228,7 @@ class Rank:
     item_plan: Plan
     trends: ItemTrends | None = None  # declared aggregations of items
     learned: np.ndarray | None = None
-    drift: DriftWindow | None = None  # watches the best item of each request
+    drift: DriftWindow | None = None  # watches the best item of each request for the whole catalogue
     live_items: LiveItems | None = None
 
     @classmethod
@@ -313,7 +313,7 @@ class Rank:
         outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
             user_ids = inputs["user_id"][:, 0]
-            asked = find_asked(user_ids)
+            asked = find_asked(user_ids, inputs["lineage"][:, 1] & NARROWED > 0)  # no export has such requests
             self.best_items.watch(user_ids[asked], candidates[asked], outputs["rank_scores"][asked], self.drift)
         # After the drift window, which watches the model's own scores.
         np.add(outputs["rank_scores"], lifts, out=outputs["rank_scores"], where=np.isfinite(logits).all(axis=1, keepdims=True))

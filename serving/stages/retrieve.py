@@ -25,7 +25,7 @@ from serving.contract.artifacts import (
 )
 from serving.contract.errors import ArtifactError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import PAD_ID, PAD_SCORE, Axes, Degraded, Sources, find_generation_faults, mark_degraded
+from serving.contract.tensors import NARROWED, PAD_ID, PAD_SCORE, Axes, Degraded, Sources, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.blocked_items import collect_blocked_positions
@@ -158,6 +158,7 @@ class RetrieveOutputs:
         # A list is short only when all other items are seen, excluded or unavailable. A category or `among` may have few items.
         is_short = ~is_narrowed & (n_found < self.axes.items_returned)
         lineage = mark_degraded(inputs["lineage"], broken | is_short, Degraded.RETRIEVE)
+        lineage = mark_degraded(lineage, is_narrowed, NARROWED)
         return {
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,

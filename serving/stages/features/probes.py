@@ -9,7 +9,7 @@ from serving.contract.tensors import PROBE_USER_ID
 ALL = slice(None)
 
 
-def find_asked(user_ids: np.ndarray) -> slice | np.ndarray:
-    """Return the rows of requests that are no probes, as an index. user_ids: int64 [B]"""
-    is_probe = user_ids == PROBE_USER_ID
-    return np.flatnonzero(~is_probe) if is_probe.any() else ALL
+def find_asked(user_ids: np.ndarray, left_out: np.ndarray | bool = False) -> slice | np.ndarray:
+    """Return the rows of requests that are no probes, as an index. user_ids: int64 [B]; left_out: bool [B], others to skip"""
+    is_left_out = (user_ids == PROBE_USER_ID) | left_out
+    return np.flatnonzero(~is_left_out) if is_left_out.any() else ALL

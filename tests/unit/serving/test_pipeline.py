@@ -13,7 +13,8 @@ from serving.stages.features.drift import WINDOW_ROWS
 from tests.repositories import small_repository
 
 UNKNOWN, SHOWN = "recommender_unknown_users_total", "recommender_shown_items_share"
-COUNTED = {UNKNOWN, SHOWN, "recommender_drift_windows_total"}
+WINDOWS = "recommender_drift_windows_total"
+COUNTED = {UNKNOWN, SHOWN, WINDOWS}
 BATCH = 50
 INFO = StageInfo("preprocess", 1, Axes(history=3), (ContextColumn("store", "string"),))
 
@@ -55,3 +56,21 @@ def test_probes_are_left_out_of_what_is_measured_of_requests():
         full = ask(unknown, 1)
         assert full.pop(SHOWN) > 0
         assert full == {UNKNOWN: WINDOW_ROWS, "features": 1, "best_items": 1}
+
+
+@pytest.mark.parametrize("choice", ["category", "among"])
+def test_the_best_items_of_requests_that_narrow_the_choice_are_not_watched_for_drift(choice):
+    with closing(Pipeline.load(small_repository())) as pipeline:
+        stages, whole = pipeline.stages, {"user_id": np.full((BATCH, 1), 10**12)}
+        spec = {tensor.name: tensor for tensor in pipeline.specs["retrieve"].inputs}[choice]
+        narrow = whole | {choice: np.full((BATCH, *spec.dims), b"unheard of" if choice == "category" else 3, spec.numpy_dtype)}
+
+        def ask(inputs: dict[str, np.ndarray], batches: int) -> dict[str, float]:
+            for _ in range(batches):
+                assert (pipeline(inputs)["degraded"] == 0).all()
+            measured = [m for stage in ("preprocess", "rank") for m in stages[stage].list_measurements()]
+            return {m.labels["watched"]: m.value for m in measured if m.name == WINDOWS}
+
+        full = -(-WINDOW_ROWS // BATCH)
+        assert ask(narrow, full) == {"features": 1, "best_items": 0}
+        assert ask(whole, full)["best_items"] == 1
