@@ -5,7 +5,7 @@
     a single stage  the outputs of the stages before it      (`compute_stage_inputs`, computed by the server itself)
 
 Every tensor is sent, with its fill value where a row has none, as our client does: tritonserver batches only requests with the
-same tensors.
+same tensors. `category` and `among` are sent only where a row has one, likewise.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from repository.recorded import RECORDED_FILE, Recorded, read_recorded
 from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, make_ensemble_spec, make_stage_specs
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, TensorSpec, make_ensemble_spec, make_stage_specs
 
 Arrays = dict[str, np.ndarray]
 ZIPF_EXPONENT = 1.0
+CHOICE = ("category", "among")
 STAGE_BATCH = 32  # rows per call while stage inputs are collected
 
 
@@ -76,11 +77,19 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
     return drawn
 
 
-def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
-    """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN."""
-    steps = []
+def list_sent(spec: ModelSpec, rows: Arrays) -> tuple[TensorSpec, ...]:
+    """Return the inputs that a client sends for rows, each [R, *dims]."""
+    return tuple(t for t in spec.inputs if t.name not in CHOICE or (rows[t.name] != t.fill).any())
+
+
+def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays, in_shared_memory: bool = False) -> None:
+    """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN.
+
+    in_shared_memory: whether tensors go through shared memory, where perf_analyzer leaves none out
+    """
+    steps, sent = [], spec.inputs if in_shared_memory else list_sent(spec, rows)
     for row in range(len(next(iter(rows.values())))):
-        steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in spec.inputs})
+        steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in sent})
     path.write_text(json.dumps({"data": steps}))
 
 
@@ -92,10 +101,10 @@ def _make_plain(row: np.ndarray) -> list:
 
 def serialise(spec: ModelSpec, rows: Arrays) -> list[bytes]:
     """Return one ModelInferRequest per row in bytes, so that no work is left for the instant when a request is due."""
-    bodies = []
+    bodies, sent = [], list_sent(spec, rows)
     for row in range(len(next(iter(rows.values())))):
         request = pb.ModelInferRequest(model_name=spec.name)
-        for tensor in spec.inputs:
+        for tensor in sent:
             request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=[1, *tensor.dims])
             request.raw_input_contents.append(_make_raw(rows[tensor.name][row]))
         bodies.append(request.SerializeToString())
@@ -122,10 +131,10 @@ def compute_stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int,
 
 def ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, version: str, inputs: Arrays) -> Arrays:
     """Return the outputs [R, *dims] of one model for all rows, a few at a time; version "" lets the server choose."""
-    answers = []
+    answers, sent = [], list_sent(spec, inputs)
     for start in range(0, len(next(iter(inputs.values()))), STAGE_BATCH):
         tensors = []
-        for tensor in spec.inputs:
+        for tensor in sent:
             rows = inputs[tensor.name][start : start + STAGE_BATCH]
             tensors.append(grpcclient.InferInput(tensor.name, list(rows.shape), tensor.dtype))
             tensors[-1].set_data_from_numpy(rows)

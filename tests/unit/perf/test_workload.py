@@ -49,9 +49,12 @@ def parsed(body: bytes) -> dict[str, np.ndarray]:
     return tensors
 
 
-def test_serialised_requests_carry_every_tensor(requests):
+@pytest.mark.parametrize("choice", [{}, {"category": "Küche".encode()}, {"among": 7}], ids=str)
+def test_serialised_requests_carry_every_tensor_but_a_choice_that_no_row_has(requests, choice):
+    for name, value in choice.items():
+        requests[name][2] = value
     for row, sent in enumerate(parsed(body) for body in serialise(SPEC, requests)):
-        assert sent.keys() == requests.keys()
+        assert sent.keys() == requests.keys() - ({"category", "among"} - choice.keys())
         for name, tensor in sent.items():
             np.testing.assert_array_equal(tensor, requests[name][row : row + 1])
 
@@ -71,7 +74,9 @@ def test_every_tensor_is_written_in_numbers_json_has(requests, tmp_path):
     text = (tmp_path / "in.json").read_text()
     assert "NaN" not in text
     steps = json.loads(text)["data"]
-    assert all(step.keys() == requests.keys() for step in steps)
+    assert all(step.keys() == requests.keys() - {"category", "among"} for step in steps)
+    write_analyzer_json(tmp_path / "shm.json", SPEC, requests, in_shared_memory=True)
+    assert all(step.keys() == requests.keys() for step in json.loads((tmp_path / "shm.json").read_text())["data"])
     assert steps[1]["history"]["content"] == [FROM_STORE] * 4
     assert steps[1]["store"]["content"] == [MISSING_INT]
 
