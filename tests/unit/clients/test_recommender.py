@@ -43,11 +43,7 @@ def test_the_fake_shows_the_query_as_the_server_would_see_it():
         return [3, 1, 2]
 
     fake = FakeTransport(
-        answer_query,
-        history=2,
-        exclusions=4,
-        items_returned=3,
-        context={"store": "INT64", "device": "BYTES"},
+        answer_query, history=2, exclusions=4, items_returned=3, candidates=2, context={"store": "INT64", "device": "BYTES"}
     )
     with Recommender(transport=fake, priority=2, timeouts=Timeouts(0.5, queue=0.1)) as shop:
         context: Mapping[str, int | str] = {"store": 3, "device": "phone"}
