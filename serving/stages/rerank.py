@@ -170,10 +170,15 @@ class Rerank:
             self._follow_rules(self.live_items)
             self.live_items.refresh()
         best = self.lists.pick(inputs)
-        (correction,) = self.network.run(["correction"], self.inputs.make_feeds(best))
-        outputs = self.outputs.serve(inputs, best, correction)
+        outputs = self.outputs.serve(inputs, best, self.compute_correction(best))
         self.shown.add(outputs["item_ids"][find_asked(inputs["user_id"][:, 0])])
         return outputs
+
+    def compute_correction(self, best: BestCandidates) -> np.ndarray:
+        """Return the network's correction, float32 [B, M]. Where none of it counts, the network is not asked."""
+        if not self.outputs.settings.trust:
+            return np.zeros(best.rank_scores.shape, np.float32)
+        return self.network.run(["correction"], self.inputs.make_feeds(best))[0]
 
     def _follow_rules(self, live_items: LiveItems[ListedItems]) -> None:
         """Use the rules that were applied since the last call. Raises ArtifactError when they cannot be read."""

@@ -134,6 +134,17 @@ def test_a_network_without_numbers_leaves_the_ranker_s_order(rerank):
     np.testing.assert_array_equal(outputs["scores"][1], np.sort(inputs["rank_scores"][1])[::-1][:K])
 
 
+def test_a_network_whose_correction_counts_for_nothing_is_not_asked(rerank):
+    inputs = lists(rerank, seed=0)
+    correction = rerank.network.run([], rerank.inputs.make_feeds(rerank.lists.pick(inputs)))[0]
+    outputs = replace(rerank.outputs, settings=replace(rerank.outputs.settings, trust=0.0))
+    without = replace(rerank, outputs=outputs, network=None)
+    answer = without(inputs)
+    for name, values in rerank_oracle.served(without, inputs, correction).items():
+        np.testing.assert_array_equal(answer[name], values, err_msg=name)
+    assert (rerank(inputs)["scores"] != answer["scores"]).any()
+
+
 def test_features_of_a_row_do_not_depend_on_its_batch(rerank):
     best = rerank.lists.pick(lists(rerank, seed=1))
     together = list_features(best.rank_scores, best.retrieval_scores, best.valid)
