@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.display import list_fallbacks
@@ -75,28 +77,37 @@ def write_lists(
     are asked one after the other, to show progress. Raises RecommenderError, without a file, if a part gets no answer for
     PATIENCE_S.
     """
-    unfinished = path.with_name(f".{path.name}.unfinished")
     parts = [queries[start : start + CALL_USERS] for start in range(0, len(queries), CALL_USERS)]
     counts = Counts()
+    with open_unfinished(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for part in follow(parts):
+            began_s = time.monotonic()
+            for query, answer in zip(part, ask_patiently(shop, part, k), strict=True):
+                writer.writerows(list_rows(query, answer))
+                count_answer(counts, answer)
+            time.sleep(time.monotonic() - began_s)
+    return counts
+
+
+@contextmanager
+def open_unfinished(path: Path) -> Iterator[TextIO]:
+    """Open a file that takes the place of `path` after a block without errors. Raises InvalidRequest if it cannot."""
     try:
-        with unfinished.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            for part in follow(parts):
-                began_s = time.monotonic()
-                answers = ask_patiently(shop, part, k)
-                for query, answer in zip(part, answers, strict=True):
-                    writer.writerows(list_rows(query, answer))
-                    count_answer(counts, answer)
-                time.sleep(time.monotonic() - began_s)
-        unfinished.replace(path)
+        if path.exists() and not path.is_file():  # noticed here, and not once everything was asked
+            raise InvalidRequest(f"{path} is not a file; expected the name of a file to write.")
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        try:
+            with unfinished.open("w", newline="", encoding="utf-8") as file:
+                yield file
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidRequest(
             f"{path} cannot be written: {error}. Expected a file name in a folder with room for it."
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return counts
 
 
 def ask_patiently(shop: Recommender, queries: list[Query], k: int | None) -> list[Recommendations]:

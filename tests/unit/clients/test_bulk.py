@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.clients.grpc_double import GrpcDouble
-from triton_recommender import Recommendations, bulk
+from triton_recommender import Query, Recommendations, bulk
 from triton_recommender.cli import app
 from triton_recommender.tensors import Degraded
+from triton_recommender.testing import FakeRecommender
 
 
 @pytest.fixture
@@ -114,8 +115,33 @@ def test_a_file_that_names_no_users_is_refused_before_anybody_is_asked(content, 
     assert not double.fake.calls
 
 
-def test_a_file_that_cannot_be_written_is_refused(double, tmp_path):
-    lists = tmp_path / "nowhere" / "lists.csv"
-    result = run(write(tmp_path / "users.txt", "1\n"), lists, "--url", double.url, "--repo", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/lists.csv", "cannot be written: [Errno 2] No such file or directory"),
+        ("users.txt/lists.csv", "cannot be written: [Errno 20] Not a directory"),
+        (f"{'x' * 300}.csv", "cannot be written: [Errno 36] File name too long"),
+        (".", "is not a file; expected the name of a file to write."),
+        ("folder", "is not a file; expected the name of a file to write."),
+    ],
+    ids=["no folder", "below a file", "too long", "this folder", "folder"],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anybody_is_asked(name, message, double, tmp_path):
+    (tmp_path / "folder").mkdir()
+    users, lists = write(tmp_path / "users.txt", "1\n"), tmp_path / name
+    result = run(users, lists, "--url", double.url, "--repo", tmp_path)
     assert result.exit_code == 2
-    assert f"{lists} cannot be written: [Errno 2] No such file or directory" in result.stderr
+    assert f"{lists} {message}" in result.stderr
+    assert not double.fake.calls
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "users.txt"}
+
+
+def test_an_interruption_leaves_an_older_file_as_it_is(tmp_path):
+    def interrupt(parts):
+        yield parts[0]
+        raise KeyboardInterrupt
+
+    lists = write(tmp_path / "lists.csv", "of yesterday")
+    with pytest.raises(KeyboardInterrupt):
+        bulk.write_lists(FakeRecommender(lambda query: [10]), [Query(1)] * 100, lists, follow=interrupt)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"lists.csv": "of yesterday"}
