@@ -83,11 +83,9 @@ def write_lists(
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for part in follow(parts):
-            began_s = time.monotonic()
             for query, answer in zip(part, ask_patiently(shop, part, k), strict=True):
                 writer.writerows(list_rows(query, answer))
                 count_answer(counts, answer)
-            time.sleep(time.monotonic() - began_s)
     return counts
 
 
@@ -111,15 +109,22 @@ def open_unfinished(path: Path) -> Iterator[TextIO]:
 
 
 def ask_patiently(shop: Recommender, queries: list[Query], k: int | None) -> list[Recommendations]:
-    """Return one answer per query, also if the servers are overloaded or restart meanwhile. Raises RecommenderError."""
-    began_s = time.monotonic()
+    """Return one answer per query, also if the servers are overloaded or restart meanwhile. Raises RecommenderError.
+
+    Then rest as long as the answered call took.
+    """
+    give_up_s = time.monotonic() + PATIENCE_S
     while True:
+        began_s = time.monotonic()
         try:
-            return shop.recommend_many(queries, k=k)
+            answers = shop.recommend_many(queries, k=k)
         except (NoAnswer, StageDied):
-            if time.monotonic() - began_s + PAUSE_S > PATIENCE_S:
+            if time.monotonic() + PAUSE_S > give_up_s:
                 raise
-        time.sleep(PAUSE_S)
+            time.sleep(PAUSE_S)
+        else:
+            time.sleep(time.monotonic() - began_s)
+            return answers
 
 
 def list_rows(query: Query, answer: Recommendations) -> Iterator[tuple]:

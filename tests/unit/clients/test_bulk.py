@@ -8,8 +8,9 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from tests.clocks import PatientClock
 from tests.unit.clients.grpc_double import GrpcDouble
-from triton_recommender import Query, Recommendations, bulk
+from triton_recommender import Query, Recommendations, Unavailable, bulk
 from triton_recommender.cli import app
 from triton_recommender.tensors import Degraded
 from triton_recommender.testing import FakeRecommender
@@ -82,6 +83,27 @@ def test_a_server_that_restarts_is_waited_for(double, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.stderr
     assert not double.failures
     assert len(read_rows(tmp_path / "lists.csv")) == 2
+
+
+def test_servers_rest_as_long_as_the_answered_call_took(double, tmp_path, monkeypatch):
+    naps_s = []
+
+    class Clock(PatientClock):
+        def sleep(self, seconds: float) -> None:
+            naps_s.append(seconds)
+            super().sleep(seconds)
+
+    failures, clock = [Unavailable("the server stops")] * 3, Clock()
+
+    def answer_after_2_s(query):
+        if failures:
+            raise failures.pop()
+        clock.sleep(2.0)
+        return [10]
+
+    monkeypatch.setattr(bulk, "time", clock)
+    bulk.write_lists(FakeRecommender(answer_after_2_s, retries=0), [Query(1)], tmp_path / "lists.csv")
+    assert naps_s == [bulk.PAUSE_S] * 3 + [2.0, 2.0]
 
 
 def test_without_an_answer_an_older_file_stays_as_it_is(double, tmp_path, monkeypatch):
