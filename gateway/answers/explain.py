@@ -233,9 +233,9 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
     rerank = pipeline.stages["rerank"]
     best = rerank.lists.pick(trace)
-    (correction,) = rerank.network.run(["correction"], rerank.inputs.make_feeds(best))
+    correction = np.float32(rerank.outputs.settings.trust) * rerank.compute_correction(best)[0]
     listed = best.valid[0]
-    scores = np.where(listed, best.rank_scores[0] + np.float32(rerank.outputs.settings.trust) * correction[0], -np.inf)
+    scores = np.where(listed, best.rank_scores[0] + correction, -np.inf)
     served = trace["item_ids"][0]
     places = [
         locate_item("retrieve", candidates, trace["retrieval_scores"][0], valid, item_id),

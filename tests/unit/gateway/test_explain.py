@@ -8,6 +8,8 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,7 +18,9 @@ import numpy as np
 import pytest
 
 from gateway import schema
+from gateway.answers.explain import follow_item
 from gateway.answers.rules_trace import trace_rules
+from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.repositories import copy_to_change
@@ -190,6 +194,17 @@ def test_popular_items_have_no_reasons(repo):
 def test_an_unknown_user_is_told_as_such(explained):
     assert explained(3, user=999_999)["known"] is False
     assert explained.door.ask("GET", "/v1/users/999999").json() == {"user": 999_999, "known": False, "events": 0, "history": []}
+
+
+def test_a_re_ranker_that_counts_for_nothing_is_not_asked_as_in_serving(repo):
+    with closing(Pipeline.load(repo)) as pipeline:
+        trace = pipeline.trace({"user_id": np.array([[USER]])})
+        item = int(trace["item_ids"][0, 0])
+        places = follow_item(pipeline, trace, item)[0]
+        rerank = pipeline.stages["rerank"]
+        assert rerank.outputs.settings.trust == 0.0
+        without = replace(pipeline, stages=pipeline.stages | {"rerank": replace(rerank, network=None)})
+        assert follow_item(without, trace, item)[0] == places
 
 
 @pytest.mark.parametrize("context", [{"context.temperature": "inf"}, {"context.device": "x" * 2_000}])
