@@ -174,16 +174,24 @@ class SharedClient:
         self, kind: str, changes: Iterable[tuple[int | str, Mapping[str, object]]], model: ModelDescription
     ) -> Iterator[Call]:
         """Yield calls of `upsert`, each with at most as many changes as the server takes. Raises InvalidRequest."""
-        for part in _split([self._resolve_change(kind, *change) for change in changes], model.max_batch):
+        if not isinstance(changes, Iterable):
+            raise InvalidRequest(f"changes is {changes!r}; expected pairs of id and columns, such as the items() of a dict.")
+        for part in _split([self._resolve_change(kind, change) for change in changes], model.max_batch):
             yield self._make_call(encode_upserts(kind, part), model=UPSERT, safe_to_repeat=False)
 
     def _resolve_change(
-        self, kind: str, record_id: int | str, columns: Mapping[str, object]
+        self, kind: str, change: tuple[int | str, Mapping[str, object]]
     ) -> tuple[int | str, Mapping[str, object]]:
-        """Return the id on the wire and the columns.
+        """Return the id on the wire and the columns. Raises InvalidRequest for a change that is not a pair.
 
         The text of an item that the catalogue does not know goes along: the server and the next export see only its hash.
         """
+        try:
+            record_id, columns = change
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"A change is {change!r}; expected a pair of id and columns; of a dict, its items()."
+            ) from error
         if self.catalogue is not None:
             text = record_id.strip() if isinstance(record_id, str) else ""
             record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)

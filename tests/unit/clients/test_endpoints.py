@@ -196,6 +196,14 @@ def test_many_changes_are_sent_in_parts_once_all_of_them_are_checked(kind, serve
 
 
 @both
+@pytest.mark.parametrize("changes", [{"22423": {"price": 1}}, {1: {"price": 1}}, [22_423], 22_423, None], ids=str)
+def test_changes_that_are_no_pairs_are_refused(kind, server, changes):
+    with pytest.raises(InvalidRequest, match=r"expected (a pair|pairs) of id and columns.* items\(\)"):
+        use(kind, server.url, lambda shop: [lambda: shop.upsert_many("item", changes)])
+    assert server.fake.upserts == []
+
+
+@both
 def test_an_answer_may_wait_for_an_event(kind, server):
     use(kind, server.url, lambda shop: [lambda: shop.recommend(1, after=7), lambda: shop.recommend(1)])
     assert [query.after for query in server.fake.queries] == [7, None]
