@@ -74,12 +74,13 @@ def write_lists(
     """Ask for the lists of all queries and write them to a CSV file with COLUMNS, which appears once it is complete.
 
     The servers rest after each call as long as it took, so that visitors are answered meanwhile. follow: wraps the parts that
-    are asked one after the other, to show progress. Raises RecommenderError, without a file, if a part gets no answer for
-    PATIENCE_S.
+    are asked one after the other, to show progress. Raises RecommenderError, without a file, if nobody answers at the
+    start, or not for PATIENCE_S later.
     """
     parts = [queries[start : start + CALL_USERS] for start in range(0, len(queries), CALL_USERS)]
     counts = Counts()
     with open_unfinished(path) as file:
+        shop.signature()  # an address where nobody answers is an error at once
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for part in follow(parts):

@@ -128,7 +128,8 @@ def recommend_all(
 ) -> None:
     """Write the lists of many users to a file, as a mailing needs them, while visitors are served.
 
-    It waits up to five minutes for servers that are overloaded or restart. Without an answer by then, it writes no file.
+    Once it has begun, it waits up to five minutes for servers that are overloaded or restart. Without an answer by then, it
+    writes no file.
     """
     with report_errors():
         names = find_catalogue(repo) or Catalogue()

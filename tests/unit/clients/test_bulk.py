@@ -109,12 +109,23 @@ def test_servers_rest_as_long_as_the_answered_call_took(double, tmp_path, monkey
 def test_without_an_answer_an_older_file_stays_as_it_is(double, tmp_path, monkeypatch):
     monkeypatch.setattr(bulk, "PAUSE_S", 0.01)
     monkeypatch.setattr(bulk, "PATIENCE_S", 0.1)
-    double.stop()
+    double.failures = [(grpc.StatusCode.UNAVAILABLE, "the server stops")] * 1_000
     lists = write(tmp_path / "lists.csv", "of yesterday")
     result = run(write(tmp_path / "users.txt", "1\n"), lists, "--url", double.url, "--repo", tmp_path)
     assert result.exit_code == 1
     assert f"No server answers at {double.url}" in result.stderr
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"lists.csv": "of yesterday", "users.txt": "1\n"}
+
+
+def test_nobody_is_waited_for_at_an_address_where_nobody_answers(double, tmp_path, monkeypatch):
+    clock = PatientClock()
+    monkeypatch.setattr(bulk, "time", clock)
+    double.stop()
+    result = run(write(tmp_path / "users.txt", "1\n"), tmp_path / "lists.csv", "--url", double.url, "--repo", tmp_path)
+    assert result.exit_code == 1
+    assert f"No server answers at {double.url}" in result.stderr
+    assert clock.monotonic() == 0.0
+    assert [path.name for path in tmp_path.iterdir()] == ["users.txt"]
 
 
 @pytest.mark.parametrize(
