@@ -16,8 +16,10 @@ from typing import TextIO
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.display import list_fallbacks
 from triton_recommender.errors import InvalidRequest, NoAnswer, StageDied
+from triton_recommender.ids import FIRST_USER_ID
 from triton_recommender.models import Query, Recommendations
 from triton_recommender.recommender import Recommender
+from triton_recommender.wire import validate_id
 
 COLUMNS = ("user_id", "rank", "item_id", "title", "score", "generation", "degraded")
 CALL_USERS = 16  # a call of more users would delay the requests of visitors
@@ -53,11 +55,11 @@ def read_users(path: Path, names: Catalogue) -> list[str]:
             f"{path} cannot be read: {error}. Expected a text file in UTF-8 with a user's id per line."
         ) from error
     for number, line in enumerate(lines, start=1):
-        if line.strip() and not isinstance(names.user_id(line), int):
-            raise InvalidRequest(
-                f"Line {number} of {path} is {line.strip()!r}; expected a whole number, as the shop's user ids are. "
-                "Remove the line, such as a heading, or name the repository with --repo if its ids are text."
-            )
+        if line.strip():
+            try:
+                validate_id(names.user_id(line), "user_id", FIRST_USER_ID)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"Line {number} of {path}: {error} If it is a heading, remove it.") from error
     users = [line.strip() for line in lines if line.strip()]
     if not users:
         raise InvalidRequest(f"{path} names no user; expected an id per line.")

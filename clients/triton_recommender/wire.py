@@ -138,7 +138,7 @@ def check_k(k: int | None, signature: Signature) -> None:
 
 
 def validate_items(items: object, name: str) -> list:
-    """Return the items of `history` or `exclude` as a list. Raises InvalidRequest for a bare text, number or mapping.
+    """Return the items of `history`, `exclude` or `among` as a list. Raises InvalidRequest for a bare text, number or mapping.
 
     A text is a sequence of letters: without this check, exclude="SKU/0010-x" would exclude ten one-letter items.
     """

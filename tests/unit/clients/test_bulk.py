@@ -131,12 +131,14 @@ def test_nobody_is_waited_for_at_an_address_where_nobody_answers(double, tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"customer\n17850\n", "Line 1 of {users} is 'customer'; expected a whole number"),
+        (b"customer\n17850\n", "Line 1 of {users}: user_id is 'customer', a name; ids on the wire are whole numbers."),
+        (b"1\n\n9223372036854775808\n", "Line 3 of {users}: user_id is 9223372036854775808; expected a whole number from"),
+        (b"-4611686018427387905\n", "Line 1 of {users}: user_id is -4611686018427387905; expected a whole number from"),
         (b"\n \n", "{users} names no user; expected an id per line."),
         (b"caf\xe9\n", "{users} cannot be read: 'utf-8' codec can't decode"),
         (None, "{users} cannot be read: [Errno 2] No such file or directory"),
     ],
-    ids=["heading", "empty", "latin-1", "missing"],
+    ids=["heading", "beyond 64 bits", "a session's", "empty", "latin-1", "missing"],
 )
 def test_a_file_that_names_no_users_is_refused_before_anybody_is_asked(content, message, double, tmp_path):
     users = tmp_path / "users.txt"
