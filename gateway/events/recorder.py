@@ -143,7 +143,7 @@ async def send_chunk(rows: list[Row], send: Callable[[list[Row]], Awaitable[list
 
 
 def make_failure(code: str, message: str, event_id: str | None = None) -> Result:
-    """Return the result of an event that is not known to be durable.
+    """Return the result of an event or change that is not known to be durable.
 
     code: a gRPC status name; event_id: to send the event again with; None if the event could not be read
     """
