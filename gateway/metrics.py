@@ -31,6 +31,7 @@ class Metrics:
         self._labelled: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.fallbacks = Counter("gateway_fallbacks", "Answers with popular items", ["reason"], registry=registry)
         self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=registry)
+        self.changes = Counter("gateway_changes", "Changes of items and users by outcome", ["outcome"], registry=registry)
         self.unknown_items = Counter(
             "gateway_unknown_item_events", "Accepted events of items that nobody added", registry=registry
         )

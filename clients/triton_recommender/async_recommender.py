@@ -132,11 +132,11 @@ class AsyncRecommender(SharedClient):
 
     async def upsert_many(self, kind: str, changes: Iterable[tuple[int | str, Mapping[str, object]]]) -> list[int]:
         """See Recommender.upsert_many."""
-        model, deadline = await self._describe(UPSERT), Deadline(self.timeouts.request)
+        model = await self._describe(UPSERT)
         sequences: list[int] = []
         for call in list(self.make_upsert_calls(kind, changes, model)):  # all are checked before one is sent
             try:
-                sequences += decode_sequences(await self._infer(call, deadline, model))
+                sequences += decode_sequences(await self._infer(call, Deadline(self.timeouts.request), model))
             finally:
                 if kind == "user":
                     await self._forget(call.inputs["id"][:, 0].tolist())

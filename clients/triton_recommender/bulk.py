@@ -15,7 +15,7 @@ from typing import TextIO
 
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.display import list_fallbacks
-from triton_recommender.errors import InvalidRequest, NoAnswer, StageDied
+from triton_recommender.errors import InvalidRequest, NoAnswer, ServerFault
 from triton_recommender.ids import FIRST_USER_ID
 from triton_recommender.models import Query, Recommendations
 from triton_recommender.recommender import Recommender
@@ -121,7 +121,7 @@ def ask_patiently(shop: Recommender, queries: list[Query], k: int | None) -> lis
         began_s = time.monotonic()
         try:
             answers = shop.recommend_many(queries, k=k)
-        except (NoAnswer, StageDied):
+        except (NoAnswer, ServerFault):
             if time.monotonic() + PAUSE_S > give_up_s:
                 raise
             time.sleep(PAUSE_S)

@@ -179,14 +179,15 @@ class Recommender(SharedClient):
         """Tell the server of many new or changed items, or of many users. Return the changes' sequences, in their order.
 
         changes: pairs of id and columns, such as `{22423: {"price": 9.5}}.items()`; the rest is as in `upsert`
-        They are sent in as many requests as the server's batch size demands, one after the other, inside one timeout. A request
-        with a change that the server refuses changes nothing, and none is sent after it; those before it have taken effect.
+        They are sent in as many requests as the server's batch size demands, one after the other, each with a timeout of its
+        own. A request with a change that the server refuses changes nothing. After a request that fails none is sent, but those
+        before it have taken effect: send all changes again.
         """
-        model, deadline = self._describe(UPSERT), Deadline(self.timeouts.request)
+        model = self._describe(UPSERT)
         sequences: list[int] = []
         for call in list(self.make_upsert_calls(kind, changes, model)):  # all are checked before one is sent
             try:
-                sequences += decode_sequences(self._infer(call, deadline, model))
+                sequences += decode_sequences(self._infer(call, Deadline(self.timeouts.request), model))
             finally:
                 if kind == "user":
                     self._forget(call.inputs["id"][:, 0].tolist())

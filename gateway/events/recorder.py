@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from prometheus_client import Counter
 from pydantic import ValidationError
 
 from gateway.edge.errors import describe_error, hide_address, log_error
@@ -23,6 +24,7 @@ UNKNOWN_ITEM = (
     "Item {item!r} is not in the catalogue. Correct the id, or add the item by PUT /v1/items/{{id}}: until then it is not "
     "recommended."
 )
+NOT_SENT = "This change was not sent, because an earlier one of the list was not confirmed. Send both again, in their order."
 
 Result = dict[str, Any]
 Row = TypeVar("Row")
@@ -65,8 +67,7 @@ class Recorder:
             if item_id in unknown:
                 results[row]["warning"] = UNKNOWN_ITEM.format(item=written)
                 self._metrics.unknown_items.inc()
-        for result in results:
-            self._metrics.events.labels(result["error"]["code"] if "error" in result else "accepted").inc()
+        count_outcomes(self._metrics.events, results)
         return results
 
     async def change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> int:
@@ -74,10 +75,19 @@ class Recorder:
 
         kind: "item" or "user"; shop_id: the id as the shop writes it; columns: new values of the changed columns, by name
         """
-        return await self._recommender.upsert(kind, *self._make_change(kind, shop_id, columns))
+        try:
+            sequence = await self._recommender.upsert(kind, *self._make_change(kind, shop_id, columns))
+        except RecommenderError as error:
+            count_outcomes(self._metrics.changes, [make_failure(error.status, str(error))])
+            raise
+        count_outcomes(self._metrics.changes, [{"sequence": sequence}])
+        return sequence
 
     async def change_many(self, kind: str, bodies: Sequence[Any]) -> list[Result]:
-        """Return one result per change, in their order: its sequence, or its error. kind: "item" or "user" """
+        """Return one result per change, in their order: its sequence, or its error. kind: "item" or "user"
+
+        After changes that nobody confirmed, no further one is sent: it might be overtaken by one of them that arrives late.
+        """
         results: list[Result] = [{} for _ in bodies]
         changes: dict[int, Change] = {}
         for row, body in enumerate(bodies):
@@ -88,8 +98,11 @@ class Recorder:
                 results[row] = make_failure("INVALID_ARGUMENT", explain_refusal(error))
             except InvalidRequest as error:
                 results[row] = make_failure(error.status, str(error))
-        outcomes = iter(await send_rows(list(changes.values()), partial(self._recommender.upsert_many, kind)))
-        return [results[row] or next(outcomes) for row in range(len(bodies))]
+        send = partial(self._recommender.upsert_many, kind)
+        outcomes = iter(await send_rows(list(changes.values()), send, in_order=True))
+        results = [result or next(outcomes) for result in results]
+        count_outcomes(self._metrics.changes, results)
+        return results
 
     def _make_change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> Change:
         """Return the id on the wire and the columns, with the text of a new item's id. Raises InvalidRequest."""
@@ -111,10 +124,18 @@ class Recorder:
         )
 
 
-async def send_rows(rows: list[Row], send: Callable[[list[Row]], Awaitable[list[int]]]) -> list[Result]:
-    """Send events or changes in requests of CHUNK, in their order. Return the sequence or the error of each."""
-    chunks = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
-    return [result for chunk in chunks for result in await send_chunk(chunk, send)]
+async def send_rows(rows: list[Row], send: Callable[[list[Row]], Awaitable[list[int]]], in_order: bool = False) -> list[Result]:
+    """Send events or changes in requests of CHUNK, in their order. Return the sequence or the error of each.
+
+    in_order: send nothing after a request that nobody confirmed
+    """
+    results: list[Result] = []
+    for start in range(0, len(rows), CHUNK):
+        codes = {result["error"]["code"] for result in results[-CHUNK:] if "error" in result} - {InvalidRequest.status}
+        if in_order and codes:
+            return results + [make_failure(codes.pop(), NOT_SENT)] * (len(rows) - start)
+        results += await send_chunk(rows[start : start + CHUNK], send)
+    return results
 
 
 async def send_chunk(rows: list[Row], send: Callable[[list[Row]], Awaitable[list[int]]]) -> list[Result]:
@@ -140,6 +161,12 @@ async def send_chunk(rows: list[Row], send: Callable[[list[Row]], Awaitable[list
     except RecommenderError as error:
         log_error(error)
         return [make_failure(error.status, describe_error(error)) for _ in rows]
+
+
+def count_outcomes(counter: Counter, results: Sequence[Result]) -> None:
+    """Count the results of events or changes by outcome: "accepted", or the code of the error."""
+    for result in results:
+        counter.labels(result["error"]["code"] if "error" in result else "accepted").inc()
 
 
 def make_failure(code: str, message: str, event_id: str | None = None) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway import schema
-from triton_recommender import InvalidRequest, Unavailable
+from triton_recommender import DeadlineExceeded, InvalidRequest, Unavailable
 
 
 def test_each_change_of_a_list_becomes_durable_in_its_order(gateway):
@@ -87,3 +87,26 @@ def test_a_list_that_nobody_confirmed_says_when_to_try_again(gateway):
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     schema.ChangeResults.model_validate(response.json(), strict=True)
     assert [result["error"]["code"] for result in response.json()["results"]] == ["UNAVAILABLE"] * 2
+
+
+def test_nothing_is_sent_after_changes_that_nobody_confirmed(gateway):
+    """One of them may arrive late, and would undo a later change of the same item."""
+    door = gateway()
+    answer = door.shop.server.answer
+
+    def lose_the_answer_of_item_40(call):
+        made = answer(call)
+        if 40 in call.inputs["id"]:
+            raise DeadlineExceeded("the answer came too late")
+        return made
+
+    door.shop.server.answer = lose_the_answer_of_item_40
+    response = door.ask("POST", "/v1/items", json=[{"id": item, "columns": {"price": 1}} for item in range(100)])
+    assert response.status_code == 207
+    results = response.json()["results"]
+    assert ["sequence" in result for result in results] == [True] * 32 + [False] * 68
+    assert {result["error"]["code"] for result in results[32:]} == {"DEADLINE_EXCEEDED"}
+    assert all("was not sent, because an earlier one" in result["error"]["message"] for result in results[64:])
+    assert [item for _, item, _ in door.shop.upserts] == list(range(64))
+    counted = door.read_metric("gateway_changes_total")
+    assert counted == {'{outcome="DEADLINE_EXCEEDED"}': 68, '{outcome="accepted"}': 32}
