@@ -2,7 +2,7 @@
 
 Recorded requests pass through the published stages, one at a time and BATCH at a time. Each model is timed in every request:
 
-    two_tower, sequence, ranker_…, reranker   the network, where its stage runs it
+    two_tower, sequence, ranker_…, reranker   the network, if its stage runs it
     search                                    all candidate sources at once, as they are served
     item_item, graph                          the same search with this source alone
     live_sales, live_pairs, new_items         their step of retrieval, over events that are made up here

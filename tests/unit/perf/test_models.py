@@ -37,6 +37,10 @@ def repository(tmp_path_factory) -> Path:
     settings["graph_width"] = GRAPH_WIDTH  # the towers' first columns pass for those of a graph model
     replace(info, settings=info.settings | settings).write(folder)
     write_manifest(folder, generation=1)
+    folder = find_stage_folder(repository, "rerank", 1)
+    info = read_stage(folder)
+    replace(info, settings=info.settings | {"trust": 1.0}).write(folder)  # with 0, the re-ranker would not be asked
+    write_manifest(folder, generation=1)
     return repository
 
 
