@@ -6,7 +6,8 @@
                          models learn from e1 e2 … alone; settings are chosen on the validation items
 
 At the end every user's test item is predicted, with everything before it as history. All items are ranked except those that the
-user has seen. Every event counts as a positive, whatever its rating. This compares:
+user has seen. Every event counts as a positive, whatever its rating. As in those papers, times tell nothing but the order of a
+user's events: the last events of all users get one time, those before them an earlier one, and so on. This compares:
 
     served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
     SASRec       a plain transformer with sampled softmax (training/models/candidates/sequence.py without knowledge of
@@ -77,7 +78,10 @@ PUBLISHED = {  # data set -> (model, Recall@10, NDCG@10), each of its own paper,
 
 @dataclass(frozen=True)
 class Parts:
-    """The log in three: rows of `events`, sorted by user, then by time. All events of a user with less than 3 are learned."""
+    """The log in three: rows of `events`, sorted by user, then by time, whose timestamps hold their order alone.
+
+    All events of a user with less than 3 are learned.
+    """
 
     events: pd.DataFrame
     learned: np.ndarray
@@ -89,6 +93,7 @@ class Parts:
         events = dataset.interactions.sort_values("user_id", kind="stable", ignore_index=True).assign(positive=True)
         by_user = events.groupby("user_id")["user_id"]
         left, lengths = by_user.cumcount(ascending=False).to_numpy(), by_user.transform("size").to_numpy()
+        events["timestamp"] = events["timestamp"].max() - left * int(DAY_S)
         last = [np.flatnonzero((left == place) & (lengths >= 3)) for place in (0, 1)]
         return cls(events, np.flatnonzero((left > 1) | (lengths < 3)), last[1], last[0])
 
