@@ -159,7 +159,7 @@ def time_models(
             outputs=replace(retrieve.outputs, search=Timed("search", watch, retrieve.search)),
         ),
         "rank": replace(rank, network=Timed(ranker, watch, rank.network, "run")),
-        "rerank": replace(rerank, network=Timed("reranker", watch, rerank.network, "run")),
+        "rerank": replace(rerank, network=rerank.network and Timed("reranker", watch, rerank.network, "run")),
     }
     timed_stages = {name: Timed(name, watch, stage) for name, stage in timed.items()}
     timed_pipeline = replace(pipeline, stages=stages | timed_stages)

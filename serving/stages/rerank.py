@@ -125,12 +125,12 @@ class RerankOutputs:
 
 @dataclass(frozen=True)
 class Rerank:
-    """The stage in one process: lists, inputs, the network, outputs."""
+    """The stage in one process: lists, inputs, the network, outputs. network: None where its correction counts for nothing"""
 
     info: StageInfo
     lists: BestLists
     inputs: RerankInputs
-    network: Any
+    network: Any | None
     outputs: RerankOutputs
     shown: ShownWindow
     content: Content
@@ -144,7 +144,7 @@ class Rerank:
         settings = make_stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
-        network = open_network(folder, NETWORK, settings.threads)
+        network = open_network(folder, NETWORK, settings.threads) if settings.trust else None
         lists, shown = BestLists(items, settings.list_length), ShownWindow(items)
         return cls(info, lists, inputs, network, outputs, shown, Content.load(folder))
 
@@ -175,8 +175,8 @@ class Rerank:
         return outputs
 
     def compute_correction(self, best: BestCandidates) -> np.ndarray:
-        """Return the network's correction, float32 [B, M]. Where none of it counts, the network is not asked."""
-        if not self.outputs.settings.trust:
+        """Return the network's correction, float32 [B, M], zeros without a network."""
+        if self.network is None:
             return np.zeros(best.rank_scores.shape, np.float32)
         return self.network.run(["correction"], self.inputs.make_feeds(best))[0]
 

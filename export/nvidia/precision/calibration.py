@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.contract.artifacts import find_stage_folder, read_stage
+from serving.contract.artifacts import find_stage_folder, open_network, read_stage
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES, make_stage_specs
 from serving.pipeline import STAGE_TYPES, Pipeline
@@ -49,8 +49,14 @@ def find_stage_folders(repository: Path) -> dict[str, Path]:
 
 
 def open_pipeline(folders: Mapping[str, Path]) -> Pipeline:
-    """Return the pipeline of a generation, published or only staged. folders: as `find_stage_folders` gives them."""
+    """Return the pipeline of a generation, published or only staged, with all its networks.
+
+    folders: as `find_stage_folders` gives them
+    """
     stages = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
+    if stages["rerank"].network is None:  # its correction counts for nothing; TensorRT computes it all the same
+        network = open_network(folders["rerank"], NETWORKS["rerank"])
+        stages["rerank"] = replace(stages["rerank"], network=network)
     info = read_stage(folders[STAGES[0]])
     return Pipeline(info, stages, make_stage_specs(info.axes, info.context))
 

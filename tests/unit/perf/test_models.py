@@ -37,11 +37,16 @@ def repository(tmp_path_factory) -> Path:
     settings["graph_width"] = GRAPH_WIDTH  # the towers' first columns pass for those of a graph model
     replace(info, settings=info.settings | settings).write(folder)
     write_manifest(folder, generation=1)
+    weigh_correction(repository, 1.0)
+    return repository
+
+
+def weigh_correction(repository: Path, trust: float) -> None:
+    """Change the weight of the re-ranker's correction."""
     folder = find_stage_folder(repository, "rerank", 1)
     info = read_stage(folder)
-    replace(info, settings=info.settings | {"trust": 1.0}).write(folder)  # with 0, the re-ranker would not be asked
+    replace(info, settings=info.settings | {"trust": trust}).write(folder)
     write_manifest(folder, generation=1)
-    return repository
 
 
 def measure(repository: Path, folder: Path, bounds: dict[str, float]) -> tuple[int, dict]:
@@ -69,6 +74,13 @@ def test_every_model_is_measured_with_its_bound_and_share(repository, tmp_path):
         assert values[f"{name}: one request over that of {stages.get(name, 'retrieve')}"] < 1
         assert values[f"{name}: 16 requests"] < values[f"stage {stages.get(name, 'retrieve')}: 16 requests"]
     assert json.loads((tmp_path / "models-small.json").read_text())["figures"] == line["figures"]
+
+
+def test_a_re_ranker_whose_correction_counts_for_nothing_costs_nothing(tmp_path):
+    repository = copy_lean_repository(tmp_path / "repository")
+    weigh_correction(repository, 0.0)
+    _, line = measure(repository, tmp_path, dict.fromkeys(EVERY_MODEL, 1e9))
+    assert not [figure for figure in line["figures"] if figure["figure"].startswith("reranker")]
 
 
 def test_a_missed_bound_fails(repository, tmp_path):

@@ -134,7 +134,7 @@ def test_a_network_without_numbers_leaves_the_ranker_s_order(rerank):
     np.testing.assert_array_equal(outputs["scores"][1], np.sort(inputs["rank_scores"][1])[::-1][:K])
 
 
-def test_a_network_whose_correction_counts_for_nothing_is_not_asked(rerank):
+def test_without_a_network_answers_are_those_of_one_whose_correction_counts_for_nothing(rerank):
     inputs = lists(rerank, seed=0)
     correction = rerank.network.run([], rerank.inputs.make_feeds(rerank.lists.pick(inputs)))[0]
     outputs = replace(rerank.outputs, settings=replace(rerank.outputs.settings, trust=0.0))
