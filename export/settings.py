@@ -61,7 +61,7 @@ class PipelineSettings(_Section):
     history: Length = 64  # latest items of a user that the models read (H)
     exclusions: Length = 64  # item ids that a request may exclude (E)
     items_returned: Length = 20  # items in an answer (K)
-    filter_seen: bool = True  # items the user already had are not recommended again
+    filter_seen: bool = True  # items the user already had are not recommended again, unless `among` names them
     seed: Seed = 0  # random seed of the export
     recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000  # published with their answers, for warm-up and checks
 

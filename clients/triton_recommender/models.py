@@ -88,8 +88,8 @@ class Query:
     after:   a sequence that `observe` or `upsert` returned. The answer reflects that event or change, or has LIVE in `degraded`
     session: the shop's name of an anonymous visitor's session, whose events the server has observed; user_id must be None
     category: the category of all items of the answer, as the data set or `upsert` names it; None: the whole catalogue
-    among:   the item ids to recommend from, 1 to A of them (A is fixed by the server); None: the whole catalogue. An empty list
-             is refused: there is nothing to ask. With `category`, both must hold.
+    among:   the item ids to recommend from, 1 to A of them (A is fixed by the server), also those that the user already had;
+             None: the whole catalogue. An empty list is refused: there is nothing to ask. With `category`, both must hold.
     """
 
     user_id: int | str | None = None

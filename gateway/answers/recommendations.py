@@ -229,8 +229,9 @@ class Answering:
         self, question: Question, query: Query, is_known: bool | None, request_id: str, enrolment: Enrolment
     ) -> dict[str, Any]:
         """Return an answer with popular items, and log it."""
-        hidden = set(map(int, (*query.exclude, *(query.history or ()))))
         among = None if query.among is None else list(map(int, query.among))
+        had = query.history or () if among is None else ()  # a caller who names an item wants its place
+        hidden = set(map(int, (*query.exclude, *had)))
         popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K, question.category, among)
         items = self._shop.list_items(popular, [None] * len(popular))
         if question.reasons:

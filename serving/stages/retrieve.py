@@ -148,9 +148,10 @@ class RetrieveOutputs:
         since, is_missing = SeenSince.make_empty(len(vectors)), np.full(len(vectors), not is_current)
         if self.live and self.filter_seen and is_current:
             since, is_missing = self.live.read(inputs["user_id"][:, 0])
-        blocked = self.collect_blocked(inputs, history, since)
         categories, among = inputs["category"][:, 0].tolist(), inputs["among"]
-        is_narrowed = np.array([len(category) > 0 for category in categories]) | (among.max(axis=1) > PAD_ID)
+        is_named = among.max(axis=1) > PAD_ID
+        blocked = self.collect_blocked(inputs, history, since, is_named)
+        is_narrowed = np.array([len(category) > 0 for category in categories]) | is_named
         positions, scores = self.list_candidates(categories, among, is_narrowed, vectors, history, blocked)
         sources = self.find_sources(vectors, history, positions)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
@@ -232,11 +233,17 @@ class RetrieveOutputs:
                 sources |= np.where(np.isin(positions, newcomers), np.uint8(Sources.NEW_ITEMS), np.uint8(0))
         return sources
 
-    def collect_blocked(self, inputs: Arrays, history: np.ndarray, since: SeenSince) -> Blocked:
-        """Return the blocked items of each request: those that the caller excludes and those that the user has seen."""
+    def collect_blocked(
+        self, inputs: Arrays, history: np.ndarray, since: SeenSince, shows_seen: np.ndarray | bool = False
+    ) -> Blocked:
+        """Return the blocked items of each request: those that the caller excludes and those that the user has seen.
+
+        shows_seen: bool [B], whether a request may get seen items, as those that a caller names
+        """
         seen, items = self.seen, self.items
         of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
-        of_users = (self.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
+        hides_seen = np.full(len(history), self.filter_seen) & ~np.asarray(shows_seen)
+        of_users = (hides_seen, seen.user_ids, seen.offsets, seen.item_ids)
         return Blocked(*collect_blocked_positions(*of_request, *of_users, *since, items.ids, items.table, items.newcomers))
 
     @staticmethod

@@ -12,19 +12,19 @@ from serving.stages.features.user_store import find_seen_range
 @compiled
 def collect_blocked_positions(
     user_ids, exclude, history,
-    filter_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
+    hides_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
     catalogue, table, newcomers,
 ):  # fmt: skip
     """Return the blocked items of B requests as `Blocked` holds them: int64 [P] positions, int64 [B + 1] starts.
 
     user_ids: int64 [B]; exclude: int64 [B, E] item ids; history: int64 [B, H] positions
-    filter_seen: whether to block the history and the users' SeenItems
+    hides_seen: bool [B], whether to block the history and the user's SeenItems
     since_ids: int64 [L], since_starts: int64 [B + 1]: SeenSince; catalogue, table, newcomers: those of an ItemIndex
     """
     n_items, batch = len(catalogue) + len(newcomers), len(user_ids)
     ranges = np.zeros((batch, 2), np.int64)
-    if filter_seen:
-        for row in range(batch):
+    for row in range(batch):
+        if hides_seen[row]:
             ranges[row] = find_seen_range(user_ids[row], seen_users, seen_offsets)
     positions = np.empty(exclude.size + history.size + len(since_ids) + (ranges[:, 1] - ranges[:, 0]).sum(), np.int64)
     starts = np.zeros(batch + 1, np.int64)
@@ -33,7 +33,7 @@ def collect_blocked_positions(
         for item_id in exclude[row]:
             positions[count] = find_position(item_id, catalogue, table, newcomers)
             count += positions[count] < n_items
-        if filter_seen:
+        if hides_seen[row]:
             for position in history[row]:
                 positions[count] = position
                 count += position < n_items

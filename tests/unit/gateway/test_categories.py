@@ -100,6 +100,7 @@ def test_popular_items_are_those_that_the_request_names_and_new_ones_come_last(r
     change(997, title="A new bag")
     assert ask(f"998,1,4,997,{UNAVAILABLE},30,4") == [30, 4, 1, 998, 997]
     assert ask("998,1,4,997,30", k=2, exclude=30) == [4, 1]
+    assert ask("998,1,4,997,30", history="30,4") == [30, 4, 1, 998, 997]
     assert ask("998,1,4,997,30,29", category="mugs") == [29, 1, 998]
     change(29, category="bags")
     change(998, available=False)

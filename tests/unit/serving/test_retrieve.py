@@ -108,9 +108,9 @@ def retrieve_slowly(folder, network, inputs, filter_seen=True):
                 if other < N_ITEMS:
                     scores[other] += float(weights[0, h] * weight)
         never = set(inputs["exclude"][row].tolist())
-        if filter_seen:
-            never |= set(SEEN.get(user, [])) | set(inputs["history_ids"][row].tolist())
         wanted, named = inputs["category"][row, 0].decode(), {item for item in inputs["among"][row].tolist() if item >= 0}
+        if filter_seen and not named:
+            never |= set(SEEN.get(user, [])) | set(inputs["history_ids"][row].tolist())
         left = [i for i in range(N_ITEMS) if available[i] and ITEM_IDS[i] not in never and wanted in ("", CATEGORIES[i])]
         left = [i for i in left if not named or ITEM_IDS[i] in named]
         best = sorted(left, key=lambda i: -scores[i])[: AXES.candidates]
@@ -134,8 +134,9 @@ def test_candidates_within_categories_and_named_items_equal_the_slow_twin_in_a_m
     got = stage(inputs)
     np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs))
     n_found = (got["candidate_ids"] != PAD_ID).sum(axis=1)
-    assert n_found[[1, 4, 7, 10, 11]].tolist() == [10, 0, 0, 0, 10]
-    assert 0 < n_found[6] <= 3
+    assert n_found[[1, 4, 7, 10, 11]].tolist() == [10, 0, 1, 0, 10]
+    assert got["candidate_ids"][7, 0] == 110  # seen: a caller who names an item wants its place
+    assert 0 < n_found[6] <= 4
     assert not (got["lineage"][:, 1] & Degraded.RETRIEVE).any()  # short lists of a choice lack nothing
     for row in range(len(users)):
         alone = stage({name: values[row : row + 1] for name, values in inputs.items()})
