@@ -21,8 +21,8 @@ from experiments.fault_backends import Broker, RedisNode, keep_paused
 from experiments.gateway_soak import find_stub
 from experiments.served import Served
 from server.control import list_supervisors
-from server.helpers import live_helpers
-from server.processes import SHM_DIR, find_server_members
+from server.helpers import generation_helpers
+from server.processes import SHM_DIR, find_server_members, read_command
 from server.start.ports import is_free
 from serving.contract.tensors import LIVE_MODELS, STAGES
 from serving.live.store import DATA_FILE, find_live_folder
@@ -64,14 +64,6 @@ class Site:
     def find_artifact(self, model: str, name: str) -> Path:
         """Return a file of the generation that answers."""
         return self.served.repo / model / str(self.served.state.generation) / name
-
-
-def read_command(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; empty when it is gone."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
 
 
 @dataclass(frozen=True)
@@ -134,7 +126,7 @@ def kill_supervisor(site: Site) -> Iterator[None]:
 
 @contextmanager
 def kill_consumer(site: Site) -> Iterator[None]:
-    for process in live_helpers.find_helpers(site.served.state.tag):
+    for process in generation_helpers.find_helpers(site.served.state.tag):
         if "consume" in process.cmdline() and "server.supervisor" not in process.cmdline():
             process.kill()
     yield
@@ -161,7 +153,7 @@ def fill_disk(tag: str, live_folder: Path) -> Iterator[None]:
 
 def limit_files(tag: str, size: int) -> None:
     """Limit the files of a server's processes to `size` bytes. The processes are listed anew, because some end meanwhile."""
-    for process in find_server_members(tag) + live_helpers.find_helpers(tag):
+    for process in find_server_members(tag) + generation_helpers.find_helpers(tag):
         with suppress(psutil.NoSuchProcess):
             process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))
 

@@ -1,6 +1,6 @@
 """Maintain a live store: archive the log's older part, remove what has expired, and forget users.
 
-A server runs a round every ten minutes (server/helpers/live_helpers.py), by `python -m live maintain`.
+A server runs a round every ten minutes (server/helpers/generation_helpers.py), by `python -m live maintain`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from repository.models import hash_manifest
 from repository.registry import SERVER, record_act
 from server import keys, processes
 from server.generations import activation
-from server.helpers import live_helpers, updaters
+from server.helpers import generation_helpers
 from server.state import ServerState, read_known_servers
 from server.status.drift import describe_drift
 from server.status.health import find_held_versions
@@ -36,7 +36,7 @@ def end_server(state: ServerState, timeout_s: float = 0.0) -> None:
 
 def list_supervisors(tag: str) -> list[psutil.Process]:
     """Return the processes of a server's supervisor (server/watch.py), if it has one: itself and what starts it again."""
-    return [process for process in processes.find_members(tag) if processes.runs_module(process, WATCH_MODULE)]
+    return processes.find_running(tag, WATCH_MODULE)
 
 
 def find_running_servers(run_dir: Path, repo: Path | None = None) -> list[ServerState]:
@@ -95,8 +95,7 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
         except DependencyError:
             if writes:
                 raise  # otherwise others write the repository, which may be read-only here
-    live_helpers.follow(state, run_dir)
-    updaters.follow(state, run_dir)
+    generation_helpers.follow(state, run_dir)
     if failure is not None:
         raise failure
     return before

@@ -35,7 +35,7 @@ from repository.models import (
 from server import keys, processes
 from server.control import STOP_TIMEOUT_S, clear_stale, end_server, stop_server
 from server.generations import activation
-from server.helpers import live_helpers, updaters
+from server.helpers import generation_helpers
 from server.signals import name_signal
 from server.start.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.start.memory import check_memory
@@ -173,8 +173,7 @@ class TritonServer:
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # there are no requests to wait for
             raise
-        live_helpers.follow(self.state, self.run_dir)
-        updaters.follow(self.state, self.run_dir)
+        generation_helpers.follow(self.state, self.run_dir)
         return self
 
     def check_settings(self) -> None:

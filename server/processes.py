@@ -34,6 +34,11 @@ def find_members(tag: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _carries(process, tag)]
 
 
+def find_running(tag: str, *modules: str) -> list[psutil.Process]:
+    """Return the live processes of a server that run one of these modules (`python -m …`), and their supervisors."""
+    return [process for process in find_members(tag) if any(runs_module(process, module) for module in modules)]
+
+
 def is_running(pid: int, tag: str) -> bool:
     """Return whether the server process is alive."""
     try:
@@ -51,20 +56,21 @@ def _carries(process: psutil.Process, tag: str) -> bool:
 
 def _starts_stub(process: psutil.Process, tag: str) -> bool:
     """Return whether a process is the shell that tritonserver starts a stub with: it becomes the stub in a moment."""
-    try:
-        command = " ".join(process.cmdline()) if process.name() in SHELLS else ""
-    except psutil.Error:
-        return False
+    command = " ".join(read_command(process)) if read_process_name(process) in SHELLS else ""
     return STUB_PROGRAM in command and tag in command
 
 
 def runs_module(process: psutil.Process, module: str) -> bool:
     """Return whether a Python process was started with `-m module`, or supervises one that was."""
+    return ("-m", module) in pairwise(read_command(process))
+
+
+def read_command(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; [] when it is gone."""
     try:
-        arguments = process.cmdline()
-    except psutil.Error:  # gone meanwhile
-        return False
-    return ("-m", module) in pairwise(arguments)
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def identify_process(pid: int | None = None) -> str:

@@ -74,7 +74,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
 
 def list_gateways(tag: str) -> list[psutil.Process]:
     """Return the processes of a server's gateway: itself and its supervisor."""
-    return [process for process in processes.find_members(tag) if processes.runs_module(process, MODULE)]
+    return processes.find_running(tag, MODULE)
 
 
 def stop(tag: str) -> None:

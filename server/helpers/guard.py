@@ -40,7 +40,7 @@ class ExperimentGuard:
 
 def list_guards(tag: str) -> list[psutil.Process]:
     """Return the processes of a server's guard: itself and its supervisor."""
-    return [process for process in processes.find_members(tag) if processes.runs_module(process, MODULE)]
+    return processes.find_running(tag, MODULE)
 
 
 def log_path(run_dir: Path, state: ServerState) -> Path:

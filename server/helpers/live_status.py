@@ -1,13 +1,13 @@
 """Describe the Redis and the Kafka that a server's live store names: whether they are reachable, and how far it is behind.
 
-The helpers of the store (live_helpers.py) state both, and the server's metrics page shows it a second later.
+The helpers of the store (generation_helpers.py) state both, and the server's metrics page shows it a second later.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from server.helpers import live_helpers
+from server.helpers import generation_helpers
 from server.state import ServerState
 from server.status.metrics_page import read_samples
 from serving.stages.live.measurements import PREFIX, REDIS_SILENT, SILENT
@@ -19,7 +19,7 @@ LAGS = {"kafka_lag", "redis_lag"}  # of `observe`: other models have metrics of 
 
 def describe_redis_and_kafka(state: ServerState, run_dir: Path) -> list[str]:
     """Return a line for each of Redis and Kafka that the served generation's live settings name."""
-    found = live_helpers.read_settings(state)
+    found = generation_helpers.read_live_settings(state)
     if found is None:
         return []
     info, settings = found
@@ -27,11 +27,11 @@ def describe_redis_and_kafka(state: ServerState, run_dir: Path) -> list[str]:
     names |= {"share": f"Redis at {info.live_redis}"} if info.live_redis else {}
     if not names:
         return []
-    values, missing = read_values(state), live_helpers.list_missing(state)
+    values, missing = read_values(state), generation_helpers.list_missing(state)
     describers = {"consume": _describe_kafka, "share": _describe_redis}
     lines = []
     for helper, name in names.items():
-        log = live_helpers.make_log_path(state, run_dir, helper)
+        log = generation_helpers.make_log_path(state, run_dir, helper)
         if helper in missing:
             fault, text = True, f"not known, because `python -m live {helper}` does not run"
         elif LAGS - values.keys():

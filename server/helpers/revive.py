@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from server.helpers import live_helpers, updaters
+from server.helpers import generation_helpers
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import RecommenderError
 
@@ -22,21 +22,17 @@ class HelperWatch:
     def look(self) -> str:
         """Start all helpers that are missing once one was missing for MOVE_S. Return what was done, "" for nothing."""
         now_s = time.monotonic()
-        self._missing_since_s = {name: self._missing_since_s.get(name, now_s) for name in self._list_missing()}
+        missing = generation_helpers.list_missing(self._state)
+        self._missing_since_s = {name: self._missing_since_s.get(name, now_s) for name in missing}
         gone = sorted(name for name, since_s in self._missing_since_s.items() if now_s - since_s >= MOVE_S)
         if not gone or self._is_over():
             return ""
         done = f"gone together with their supervisors, and started again: {', '.join(gone)}"
         try:
-            live_helpers.follow(self._state, self._run_dir)
-            updaters.follow(self._state, self._run_dir, waits=False)  # the server must be looked at meanwhile
+            generation_helpers.follow(self._state, self._run_dir, waits=False)  # the server must be looked at meanwhile
         except (RecommenderError, OSError) as error:
             return f"{done}; {error}"
         return done
-
-    def _list_missing(self) -> set[str]:
-        missing = live_helpers.list_missing(self._state)
-        return missing | {"updater"} if updaters.is_missing(self._state) else missing
 
     def _is_over(self) -> bool:
         """Return whether the server was stopped or moved since this watch began: then others keep its helpers."""

@@ -26,7 +26,7 @@ from perf.live.shop import Shop
 from perf.live.visible import Events, Probes, ask_first_items, run_round
 from perf.observe import read_samples
 from perf.target import read_site
-from server.helpers import live_helpers
+from server.helpers import generation_helpers
 from server.launcher import TritonServer
 from server.processes import find_members
 from serving.contract.errors import ConfigError
@@ -193,10 +193,10 @@ def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
     while "idle users forgotten" not in log.read_text():
         assert time.monotonic() < deadline_s, log.read_text()
         time.sleep(0.1)
-    while len(live_helpers.find_helpers(live_server.state.tag)) > 1:  # the supervisor alone, until the next round
+    while len(generation_helpers.find_helpers(live_server.state.tag)) > 1:  # the supervisor alone, until the next round
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
-    assert len(live_helpers.find_helpers(live_server.state.tag)) == 1
+    assert len(generation_helpers.find_helpers(live_server.state.tag)) == 1
 
 
 @pytest.fixture

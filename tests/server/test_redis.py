@@ -16,7 +16,7 @@ from experiments.fault_backends import depend_on, keep_paused
 from export.settings import TableSettings
 from perf.observe import read_samples
 from server import supervisor
-from server.helpers import live_helpers
+from server.helpers import generation_helpers
 from server.launcher import TritonServer
 from server.processes import runs_module
 from serving.contract.tensors import Degraded
@@ -181,7 +181,7 @@ def silent_s(server: TritonServer) -> float:
 
 def find_sharing(server: TritonServer) -> psutil.Process | None:
     """Return the process `live share` of a server, without its supervisor."""
-    helpers = live_helpers.find_helpers(server.state.tag)
+    helpers = generation_helpers.find_helpers(server.state.tag)
     own = (each for each in helpers if "share" in each.cmdline() and not runs_module(each, supervisor.__name__))
     return next(own, None)
 

@@ -17,8 +17,9 @@ from export.settings import TableSettings
 from export.tables import write_tables
 from perf.tune.variant import seal_again
 from server import supervisor
-from server.helpers import updaters
+from server.helpers.generation_helpers import UPDATER_MODULE
 from server.launcher import TritonServer
+from server.processes import find_running
 from server.status.health import is_ready
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ServerError
@@ -128,7 +129,7 @@ def live(tmp_path_factory) -> Iterator[Live]:
 
 
 def test_a_published_row_changes_what_is_served(live):
-    assert len(updaters.find_updaters(live.server.state.tag)) == 2  # with its supervisor
+    assert len(find_running(live.server.state.tag, UPDATER_MODULE)) == 2  # with its supervisor
     items, before, applied = live.table("item_0"), infer(live.client, user_id=USERS), live.applied("item_0")
     rows = np.random.default_rng(0).standard_normal((items.rows, items.width), dtype=np.float32)
     live.publish("item_0", np.arange(items.rows), rows)
@@ -157,7 +158,7 @@ def test_a_killed_updater_is_started_again_and_loses_nothing(live):
         return np.array_equal(pipeline.stages["rank"].tables.lookup("item_0", np.arange(items.rows)).values, rows)
 
     publish(0)
-    (updater,) = (p for p in updaters.find_updaters(live.server.state.tag) if supervisor.__name__ not in p.cmdline())
+    (updater,) = (p for p in find_running(live.server.state.tag, UPDATER_MODULE) if supervisor.__name__ not in p.cmdline())
     updater.kill()
     publish(1)
     seen_s = time.time()
@@ -175,7 +176,7 @@ def test_what_was_acknowledged_survives_and_a_source_that_cannot_be_followed_cos
     """The last test: it ends the server, and starts another one whose updater is broken."""
     before, tag = infer(live.client, user_id=USERS), live.server.state.tag
     live.server.stop()
-    assert updaters.find_updaters(tag) == []
+    assert find_running(tag, UPDATER_MODULE) == []
     assert not (choose_shared_root(live.config) / f"embedding-tables-{live.config.arena}").exists()
     broken = live.repo / ENSEMBLE / "1" / "serving" / "tables" / "updates" / "updater.py"
     broken.unlink()
@@ -186,7 +187,7 @@ def test_what_was_acknowledged_survives_and_a_source_that_cannot_be_followed_cos
         with pytest.raises(ServerError, match=r"RuntimeError: cut short\. The server answers without updates.*tried again"):
             again.start()
         assert is_ready(again.grpc_url)
-        assert updaters.find_updaters(again.state.tag)  # the supervisor, at least
+        assert find_running(again.state.tag, UPDATER_MODULE)  # the supervisor, at least
         with grpcclient.InferenceServerClient(again.grpc_url) as client:  # from RocksDB
             np.testing.assert_array_equal(infer(client, user_id=USERS)["scores"], before["scores"])
     finally:
@@ -194,4 +195,4 @@ def test_what_was_acknowledged_survives_and_a_source_that_cannot_be_followed_cos
 
 
 def test_without_a_source_there_is_no_updater(server):
-    assert updaters.find_updaters(server.state.tag) == []
+    assert find_running(server.state.tag, UPDATER_MODULE) == []

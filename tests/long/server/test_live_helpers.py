@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from server import processes
-from server.helpers import live_helpers
+from server.helpers.generation_helpers import find_helpers, follow
 from server.helpers.revive import HelperWatch
 from server.start.ports import Ports
 from server.state import ServerState
@@ -35,9 +35,9 @@ def state(tmp_path) -> Iterator[ServerState]:
     Observe.load(find_stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
     state = ServerState(1, draw_tag(), repo, tmp_path / "log", Ports(1, 2, 3), generation=1)
     yield state
-    processes.terminate(live_helpers.find_helpers(state.tag))
+    processes.terminate(find_helpers(state.tag))
     # what a supervisor started at that moment was told to end by its supervisor alone
-    until(lambda: not live_helpers.find_helpers(state.tag), lambda: f"{live_helpers.find_helpers(state.tag)} still run")
+    until(lambda: not find_helpers(state.tag), lambda: f"{find_helpers(state.tag)} still run")
 
 
 def set_live(repo: Path, **settings: object) -> None:
@@ -48,10 +48,10 @@ def set_live(repo: Path, **settings: object) -> None:
 
 
 def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, tmp_path, monkeypatch):
-    monkeypatch.setattr(live_helpers, "MAINTAIN_EVERY_S", 1.0)  # the first round begins no later
+    monkeypatch.setattr("server.helpers.generation_helpers.MAINTAIN_EVERY_S", 1.0)  # the first round begins no later
     broker = MockBroker()
     set_live(state.repo, brokers=broker.address, topic=TOPIC)
-    live_helpers.follow(state, tmp_path)
+    follow(state, tmp_path)
     broker.send(TOPIC, b'{"user_id": 3, "item_id": 5}')
     log = tmp_path / "logs" / "live-consume-1.log"
     with closing(Reader(find_live_folder(state.repo), read_stage(find_stage_folder(state.repo, OBSERVE, 1)).shop)) as reader:
@@ -63,41 +63,41 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
         until(lambda: n_events() == 1, log.read_text)
     rounds = tmp_path / "logs" / "live-maintain-1.log"
     until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds.read_text)
-    consumer = [process for process in live_helpers.find_helpers(state.tag) if "consume" in process.cmdline()]
+    consumer = [process for process in find_helpers(state.tag) if "consume" in process.cmdline()]
     assert len(consumer) == 2  # with its supervisor
-    live_helpers.follow(state, tmp_path)
-    assert [process for process in live_helpers.find_helpers(state.tag) if "consume" in process.cmdline()] == consumer
+    follow(state, tmp_path)
+    assert [process for process in find_helpers(state.tag) if "consume" in process.cmdline()] == consumer
     assert json.loads(log.read_text().splitlines()[0])["message"] == f"consumes topic {TOPIC} of {broker.address}"
     set_live(state.repo, brokers="")
-    live_helpers.follow(state, tmp_path)
-    assert not [process for process in live_helpers.find_helpers(state.tag) if "consume" in process.cmdline()]
+    follow(state, tmp_path)
+    assert not [process for process in find_helpers(state.tag) if "consume" in process.cmdline()]
     earlier = log.read_text()
     set_live(state.repo, brokers=broker.address)
-    live_helpers.follow(state, tmp_path)
+    follow(state, tmp_path)
     assert log.with_name(f"{log.name}.1").read_text() == earlier
     broker.stop()
 
 
 def test_a_repository_without_live_models_has_no_helpers(state, tmp_path):
     shutil.rmtree(state.repo / OBSERVE)
-    live_helpers.follow(state, tmp_path)
-    assert live_helpers.find_helpers(state.tag) == []
+    follow(state, tmp_path)
+    assert find_helpers(state.tag) == []
 
 
 def test_helpers_that_are_killed_with_their_supervisors_are_started_again(state, tmp_path, monkeypatch):
-    live_helpers.follow(state, tmp_path)
+    follow(state, tmp_path)
     state.save(tmp_path)
     watch = HelperWatch(state, tmp_path)
     assert [watch.look(), watch.look()] == ["", ""]
-    for process in live_helpers.find_helpers(state.tag):
+    for process in find_helpers(state.tag):
         process.kill()
-    until(lambda: not live_helpers.find_helpers(state.tag))
+    until(lambda: not find_helpers(state.tag))
     assert [watch.look(), watch.look()] == ["", ""]  # the server may be moving to another generation
-    assert live_helpers.find_helpers(state.tag) == []
+    assert find_helpers(state.tag) == []
     monkeypatch.setattr("server.helpers.revive.MOVE_S", 0.0)
     state.change(tmp_path, generation=2)
     assert watch.look() == ""  # whoever moved it keeps its helpers
     state.change(tmp_path, generation=1)
     assert watch.look() == "gone together with their supervisors, and started again: maintain"
-    until(lambda: len(live_helpers.find_helpers(state.tag)) == 2)
+    until(lambda: len(find_helpers(state.tag)) == 2)
     assert [watch.look(), watch.look()] == ["", ""]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.helpers import live_helpers
+from server.helpers import generation_helpers
 from server.helpers.live_status import read_values
 from server.start.ports import find_free_ports
 from server.state import ServerState
@@ -60,11 +60,11 @@ def told(sleeping, run_dir) -> Iterator[Told]:
         ports = replace(sleeping.ports, metrics=int(url.rpartition(":")[2]))
         state = replace(sleeping, repo=repo, ports=ports, generation=1)
         state.save(run_dir)
-        commands_of_helpers = live_helpers.list_commands(state)  # each ends with the tag, which run_tagged adds
-        supervisor = ["-m", "server.supervisor", str(run_dir), "python", "-m", live_helpers.MODULE]
+        helpers = generation_helpers.list_helpers(state)  # each command ends with the tag, which run_tagged adds
+        supervisor = ["-m", "server.supervisor", str(run_dir), "python"]
         with (
-            run_tagged(tag, *supervisor, *commands_of_helpers["consume"][:-1]),
-            run_tagged(tag, *supervisor, *commands_of_helpers["share"][:-1]),
+            run_tagged(tag, *supervisor, *helpers["consume"].command[:-1]),
+            run_tagged(tag, *supervisor, *helpers["share"].command[:-1]),
         ):
             yield tell
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +12,7 @@ import pytest
 
 from repository.tables import find_tables_settings, has_update_source
 from server import processes, supervisor
-from server.helpers import updaters
-from server.helpers.revive import HelperWatch
+from server.helpers.generation_helpers import find_helpers, follow
 from server.start.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
@@ -41,18 +39,13 @@ def publish(repo: Path, generation: int = 1, updates: dict | None = UPDATES, cod
 def state(tmp_path) -> Iterator[ServerState]:
     state = ServerState(1, draw_tag(), tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3), generation=1)
     yield state
-    processes.terminate(updaters.find_updaters(state.tag))
-    assert updaters.find_updaters(state.tag) == []
+    processes.terminate(find_helpers(state.tag))
+    assert find_helpers(state.tag) == []
 
 
 def working(state: ServerState) -> list[psutil.Process]:
     """The updaters, without their supervisors."""
-    found = []
-    for process in updaters.find_updaters(state.tag):
-        with contextlib.suppress(psutil.NoSuchProcess):  # the test kills some
-            if supervisor.__name__ not in process.cmdline():
-                found.append(process)
-    return found
+    return [each for each in find_helpers(state.tag) if supervisor.__name__ not in processes.read_command(each)]
 
 
 def generations_followed(state: ServerState) -> list[str]:
@@ -64,12 +57,12 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
         publish(state.repo, generation)
     publish(state.repo, 3, updates=None)
     for generation, followed in ((1, ["1"]), (2, ["2"]), (2, ["2"]), (3, []), (1, ["1"])):
-        updaters.follow(replace(state, generation=generation), tmp_path)
+        follow(replace(state, generation=generation), tmp_path)
         assert generations_followed(state) == followed
-    running = updaters.find_updaters(state.tag)
+    running = find_helpers(state.tag)
     assert len(running) == 2
-    updaters.follow(state, tmp_path)
-    assert updaters.find_updaters(state.tag) == running  # left alone
+    follow(state, tmp_path)
+    assert find_helpers(state.tag) == running  # left alone
     assert "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text()
 
 
@@ -79,7 +72,7 @@ def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path
     fused.mkdir(parents=True)
     (state.repo / "rank" / "1").rename(fused / "rank")
     (fused / "rank" / "serving").rename(fused / "serving")
-    updaters.follow(state, tmp_path)
+    follow(state, tmp_path)
     (process,) = working(state)
     assert Path(process.cwd()) == fused
 
@@ -91,24 +84,24 @@ def test_an_updater_that_ends_at_once_is_an_error_and_is_tried_again(state, tmp_
     )
     publish(state.repo, code=code)
     with pytest.raises(ServerError, match=r"generation 1 did not start: confluent_kafka is missing.*updater-1-1\.log"):
-        updaters.follow(state, tmp_path)
+        follow(state, tmp_path)
     mended.touch()
     until(lambda: "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text())
 
 
 def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
-    updaters.follow(state, tmp_path)
+    follow(state, tmp_path)
     state.repo.mkdir()
-    updaters.follow(state, tmp_path)
-    assert updaters.find_updaters(state.tag) == []
+    follow(state, tmp_path)
+    assert find_helpers(state.tag) == []
 
 
 def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.2)
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOLLOWS}"
     publish(state.repo, code=deaf)
-    updaters.follow(state, tmp_path)
-    running = updaters.find_updaters(state.tag)
+    follow(state, tmp_path)
+    running = find_helpers(state.tag)
     assert len(running) == 2
     processes.terminate(running)
     psutil.wait_procs(running, 10)
@@ -117,14 +110,14 @@ def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch)
 
 def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
     publish(state.repo)
-    updaters.follow(state, tmp_path)
+    follow(state, tmp_path)
     (updater,) = working(state)
-    (keeper,) = set(updaters.find_updaters(state.tag)) - {updater}
+    (keeper,) = set(find_helpers(state.tag)) - {updater}
     keeper.kill()
     keeper.wait(10)
-    updaters.follow(state, tmp_path)
-    assert not {updater, keeper} & set(updaters.find_updaters(state.tag))
-    assert len(updaters.find_updaters(state.tag)) == 2
+    follow(state, tmp_path)
+    assert not {updater, keeper} & set(find_helpers(state.tag))
+    assert len(find_helpers(state.tag)) == 2
 
 
 def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
@@ -135,18 +128,3 @@ def test_settings_of_tables_that_cannot_be_read_are_named(tmp_path):
     path.write_text("{")
     with pytest.raises(ArtifactError, match=str(path)):
         has_update_source(tmp_path, 1)
-
-
-def test_an_updater_that_is_killed_with_its_supervisor_is_started_again(state, tmp_path, monkeypatch):
-    publish(state.repo)
-    updaters.follow(state, tmp_path)
-    state.save(tmp_path)
-    watch = HelperWatch(state, tmp_path)
-    assert [watch.look(), watch.look()] == ["", ""]
-    for process in updaters.find_updaters(state.tag):
-        process.kill()
-    until(lambda: not updaters.find_updaters(state.tag))
-    assert watch.look() == ""
-    monkeypatch.setattr("server.helpers.revive.MOVE_S", 0.0)
-    assert watch.look() == "gone together with their supervisors, and started again: updater"
-    until(lambda: generations_followed(state) == ["1"])
