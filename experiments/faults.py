@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 
 from experiments.fault_backends import Broker, RedisNode, keep_paused
-from experiments.gateway_soak import find_stub
 from experiments.served import Served
 from server.control import list_supervisors
 from server.helpers import generation_helpers
@@ -90,12 +89,12 @@ class Fault:
 
 @contextmanager
 def kill_stub(model: str, site: Site) -> Iterator[None]:
-    os.kill(find_stub(site.served, model), signal.SIGKILL)
+    site.served.find_stub(model).kill()
     yield
 
 
 def pause_stub(model: str, site: Site) -> AbstractContextManager[None]:
-    return keep_paused(find_stub(site.served, model))
+    return keep_paused(site.served.find_stub(model).pid)
 
 
 @contextmanager

@@ -35,7 +35,6 @@ from experiments.served import Served, publish_with_half, serve_with_gateway
 from perf.command import run
 from repository.generations import list_published_generations
 from server import control
-from server.processes import find_server_members
 from serving.contract.errors import RecommenderError
 
 USERS = 200
@@ -118,11 +117,6 @@ class Load(threading.Thread):
         return self.watched
 
 
-def find_stub(served: Served, model: str) -> int:
-    """Return the process id of a model's Python stub."""
-    return next(p.pid for p in find_server_members(served.state.tag) if f"/{model}/" in " ".join(p.cmdline()))
-
-
 def pause(pid: int) -> None:
     with keep_paused(pid):
         time.sleep(PAUSE_S)
@@ -137,13 +131,13 @@ def move(served: Served) -> None:
 
 
 FAULTS: dict[str, Callable[[Served], None]] = {
-    "rank killed": lambda served: os.kill(find_stub(served, "rank"), signal.SIGKILL),
+    "rank killed": lambda served: served.find_stub("rank").kill(),
     "moved to the other generation": move,
     "tritonserver killed": lambda served: os.kill(served.state.pid, signal.SIGKILL),
-    "retrieve paused": lambda served: pause(find_stub(served, "retrieve")),
+    "retrieve paused": lambda served: pause(served.find_stub("retrieve").pid),
     "moved back": move,
-    "live writer killed": lambda served: os.kill(find_stub(served, "observe"), signal.SIGKILL),
-    "gateway killed": lambda served: os.kill(served.find_gateway_processes()[0].pid, signal.SIGKILL),
+    "live writer killed": lambda served: served.find_stub("observe").kill(),
+    "gateway killed": lambda served: served.find_gateway_processes()[0].kill(),
     "tritonserver paused": lambda served: pause(served.state.pid),
 }
 

@@ -55,6 +55,11 @@ class Served:
                 continue
         return total / 1e6
 
+    def find_stub(self, model: str) -> psutil.Process:
+        """Return the process of a Python model's instance."""
+        found = processes.find_server_members(self.state.tag)
+        return next(process for process in found if f"/{model}/" in " ".join(process.cmdline()))
+
     def find_gateway_processes(self) -> list[psutil.Process]:
         """Return the gateway alone, without its supervisor."""
         return [p for p in gateway.list_gateways(self.state.tag) if "server.supervisor" not in p.cmdline()]
