@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
+from hps_config.tables import RowFormat
 from repository.config import WARMUP_ROWS, Serving
 from repository.toml_files import describe_unknown_key, open_toml, refuse_unknown_keys
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
@@ -47,7 +48,6 @@ EVENTS_AT_ONCE = 1_024  # most events in one transaction of the live store
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request has
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what NumPy, scikit-learn and torch all take
-RowFormat = Literal["fp32", "fp16", "int8", "int4"]
 
 
 class _Section(BaseModel):

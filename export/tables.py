@@ -64,10 +64,10 @@ def plan_tables(
     if unknown := sorted(settings.row_formats.keys() - shapes.keys()):
         raise ConfigError(f"[tables] row_formats names {', '.join(unknown)}. The ranker's tables are {', '.join(shapes)}.")
     description = describe_tables(settings, shapes, instances, samples, model)
-    plan = plan_levels(description.specs, description.budgets)
+    plan = plan_levels(description.tables, description.budgets)
     if plan.l2_complete and not settings.brokers:
         description = description.model_copy(update={"budget": description.budget.model_copy(update={"l3": 0})})
-        plan = plan_levels(description.specs, description.budgets)
+        plan = plan_levels(description.tables, description.budgets)
     return description, plan
 
 

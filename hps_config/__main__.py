@@ -32,8 +32,8 @@ def plan(
 ) -> None:
     """Print bytes per level and process, and predicted hit rates. Refuse budgets that are too small."""
     description = read_description(config)
-    planned = plan_levels(description.specs, description.budgets)
-    traces = read_traces(trace, description.specs) if trace else {}
+    planned = plan_levels(description.tables, description.budgets)
+    traces = read_traces(trace, description.tables) if trace else {}
     print_plan(planned, predict(planned, traces), Console())
     if write:
         try:

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hps_config.planning import Budgets
-from hps_config.tables import TableSpec
+from hps_config.tables import Positive, TableSpec
 from repository.toml_files import open_toml
 from serving.tables.formats.names import check_name
 
@@ -28,7 +28,6 @@ def parse_bytes(value: object) -> int:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Positive = Annotated[int, Field(ge=1)]
 
 
 class _Section(BaseModel):
@@ -63,17 +62,8 @@ class UpdateSection(_Section):
     brokers: str = ""  # empty: no live updates
 
 
-class TableSection(_Section):
-    name: str
-    rows: int
-    width: int
-    row_format: str = "fp32"
-    keys_per_sample: int = 1
-    default_value: float = 0.0
-
-
 class HpsDescription(_Section):
-    """A whole description; the planner takes its `specs` and `budgets`."""
+    """A whole description; the planner takes its `tables` and `budgets`."""
 
     model: str
     sparse_root: str = "."  # folder that holds <table>.model for each table
@@ -82,11 +72,7 @@ class HpsDescription(_Section):
     volatile: VolatileSection = VolatileSection()
     persistent: PersistentSection = PersistentSection()
     updates: UpdateSection = UpdateSection()
-    tables: list[TableSection]
-
-    @property
-    def specs(self) -> tuple[TableSpec, ...]:
-        return tuple(TableSpec(**table.model_dump()) for table in self.tables)
+    tables: Annotated[tuple[TableSpec, ...], Field(strict=False)]  # TOML has lists only
 
     @property
     def budgets(self) -> Budgets:
@@ -105,5 +91,4 @@ def read_description(path: Path) -> HpsDescription:
     with open_toml(path, "the keys are listed in hps_config/defaults.toml") as document:
         description = HpsDescription.model_validate(document)
         check_name("model", description.model)
-        _ = description.specs  # checks the tables
     return description

@@ -247,7 +247,7 @@ def _describe_l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed
         f"give l3 {sum(compute_l3_bytes(table, table.rows) for table in tables)} bytes of disk",
     ]
     for row_format in ROW_FORMATS[1:]:
-        narrower = [replace(table, row_format=row_format) for table in tables]
+        narrower = [table.model_copy(update={"row_format": row_format}) for table in tables]
         if sum(compute_l2_bytes(table, table.rows) for table in narrower) <= budgets.l2_bytes:
             remedies.append(f"keep the rows as {row_format}")
             break

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
-from serving.contract.errors import ConfigError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
 from serving.tables.formats.names import check_name
 
-ROW_FORMATS = ("fp32", "fp16", "int8", "int4")  # widest first
+RowFormat = Literal["fp32", "fp16", "int8", "int4"]  # widest first
+ROW_FORMATS: tuple[RowFormat, ...] = get_args(RowFormat)
+Positive = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class TableSpec:
+class TableSpec(BaseModel):
     """One embedding table. `row_format` is that of L2 in shared memory; L1 holds decoded rows, L3 fp32 as HPS does."""
 
-    name: str
-    rows: int
-    width: int  # values per row
-    row_format: str = "fp32"
-    keys_per_sample: int = 1  # keys that one sample looks up (more than 1 for multi-hot features)
-    default_value: float = 0.0  # fills the vector of a key that no level holds
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    def __post_init__(self) -> None:
-        check_name("table", self.name)
-        for field in ("rows", "width", "keys_per_sample"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"table {self.name}: {field} = {value!r}. Expected an integer of at least 1. Correct {field}."
-                )
-        if self.row_format not in ROW_FORMATS:
-            raise ConfigError(
-                f"table {self.name}: row_format = {self.row_format!r}. Expected one of {', '.join(ROW_FORMATS)}. "
-                "Correct row_format."
-            )
+    name: Annotated[str, AfterValidator(lambda name: check_name("table", name))]
+    rows: Positive
+    width: Positive  # values per row
+    row_format: RowFormat = "fp32"
+    keys_per_sample: Positive = 1  # keys that one sample looks up (more than 1 for multi-hot features)
+    default_value: float = 0.0  # fills the vector of a key that no level holds
 
     @property
     def fp32_row_bytes(self) -> int:

@@ -15,9 +15,10 @@ import numpy as np
 from export.nvidia.hugectr.model import compute_slot_offsets
 from export.settings import Settings
 from export.tables import plan_tables
-from hps_config.description import PersistentSection, TableSection
+from hps_config.description import PersistentSection
 from hps_config.planning import plan_levels
 from hps_config.ps_writer import name_sparse_folder, write_ps_json
+from hps_config.tables import TableSpec
 from repository.config import Serving
 from serving.contract.artifacts import open_array
 from serving.stages.features.ranking import SCALE
@@ -81,14 +82,14 @@ def write_ps(
     samples, name = serving.max_batch_size, name_table(tables)
     n_rows, width = sum(map(len, tables.values())), next(iter(tables.values())).shape[1]
     description, plan = plan_tables(budgets, {name: (n_rows, width)}, serving.instances, samples, RANK_EMBEDDINGS)
-    table = TableSection(name=name, rows=n_rows, width=width, keys_per_sample=keys_per_request)
+    table = TableSpec(name=name, rows=n_rows, width=width, keys_per_sample=keys_per_request)
     description = description.model_copy(
         update={
             "sparse_root": f"{settings.merlin.mount}/{RANK_EMBEDDINGS}/{generation}",
             "serving": description.serving.model_copy(update={"devices": [settings.merlin.gpu]}),
             "persistent": PersistentSection(path=str(Path(STATE_ROOT, description.persistent.path))),
-            "tables": [table],
+            "tables": (table,),
         }
     )
-    plan = plan_levels(description.specs, plan.budgets)
+    plan = plan_levels(description.tables, plan.budgets)
     write_ps_json(path, description, plan)

@@ -19,7 +19,7 @@ from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import load_l3
 
 MIB = 2**20
-SPEC = TableSpec("item", rows=600_000, width=16)
+SPEC = TableSpec(name="item", rows=600_000, width=16)
 SMALL_ROWS = 2_000
 INSTANCES = 2  # they share the rows that the plan counts once
 BATCH = 4096  # keys of a request
@@ -67,7 +67,7 @@ def loaded(tmp_path_factory) -> dict[int, RocksConfig]:
         folder = tmp_path_factory.mktemp(f"rows-{rows}")
         np.save(folder / "item.npy", np.random.default_rng(0).standard_normal((rows, SPEC.width), dtype=np.float32))
         databases[rows] = RocksConfig(str(folder / "db"))
-        table = make_table_config(replace(SPEC, rows=rows), 0, 0)
+        table = make_table_config(SPEC.model_copy(update={"rows": rows}), 0, 0)
         load_l3(LevelsConfig("rank", (table,), "load", source=str(folder), rocksdb=databases[rows]))
     return databases
 

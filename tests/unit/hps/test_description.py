@@ -32,7 +32,7 @@ def changed(tmp_path: Path, *replacements: tuple[str, str]) -> Path:
 def make_document(tmp_path: Path, *replacements: tuple[str, str]) -> dict:
     """Return the ps.json of the default description with replacements."""
     description = read_description(changed(tmp_path, *replacements))
-    return build_ps_document(description, plan_levels(description.specs, description.budgets))
+    return build_ps_document(description, plan_levels(description.tables, description.budgets))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,11 @@ def test_human_bytes():
         ("instances = 2", 'instances = "2"', "serving.instances: Input should be a valid integer, got '2'"),
         ("instances = 2", "instance = 2", "serving.instance: Extra inputs are not permitted"),
         ("devices = [0]", "devices = []", "serving.devices: "),
-        ("rows = 1_000_000", "rows = 0", "table item_id: rows = 0"),
+        ("rows = 1_000_000", "rows = 0", "tables.0.rows: Input should be greater than or equal to 1, got 0"),
+        ("rows = 1_000_000", "rows = true", "tables.0.rows: Input should be a valid integer, got True"),
+        ("width = 16", "width = 1.5", "tables.0.width: Input should be a valid integer"),
+        ('row_format = "int8"', 'row_format = "fp8"', "tables.1.row_format: Input should be 'fp32', 'fp16', 'int8' or 'int4'"),
+        ('name = "item_id"', 'name = "a.b"', "table name 'a.b' is not accepted by HPS"),
         ('model = "rank"', 'model = "ra nk"', "model name 'ra nk' is not accepted"),
         ("[budget]", "[budget", "is not valid TOML"),
     ],
@@ -83,7 +87,7 @@ def test_a_missing_description(tmp_path):
 
 def test_the_written_file_satisfies_both_parsers(tmp_path):
     description = read_description(changed(tmp_path, ('brokers = ""', 'brokers = "a:9092,b:9092"')))
-    plan = plan_levels(description.specs, description.budgets)
+    plan = plan_levels(description.tables, description.budgets)
     document = build_ps_document(description, plan)
     assert check_document(document)[1] == []
     write_ps_json(tmp_path / "ps.json", description, plan)
@@ -106,7 +110,7 @@ def test_the_written_file_satisfies_both_parsers(tmp_path):
 
 def test_a_partial_l2_caches_what_it_missed(tmp_path):
     description = read_description(changed(tmp_path, ('l2 = "1 GiB"', 'l2 = "10 MiB"')))
-    plan = plan_levels(description.specs, description.budgets)
+    plan = plan_levels(description.tables, description.budgets)
     volatile = build_ps_document(description, plan)["volatile_db"]
     assert volatile["overflow_margin"] == plan.overflow_margin < 1_000_000
     assert (volatile["overflow_policy"], volatile["cache_missed_embeddings"]) == ("evict_oldest", True)
@@ -124,7 +128,7 @@ def test_redis(tmp_path):
 
 def test_settings_the_parsers_would_refuse_are_not_written(tmp_path):
     description = read_description(changed(tmp_path, ('type = "parallel_hash_map"', 'type = "multi_process_hash_map"')))
-    plan = plan_levels(description.specs, description.budgets)
+    plan = plan_levels(description.tables, description.budgets)
     with pytest.raises(ConfigError, match=r"would not be served[\s\S]*parser B[\s\S]*volatile_db.type"):
         write_ps_json(tmp_path / "ps.json", description, plan)
     assert not (tmp_path / "ps.json").exists()
@@ -181,7 +185,7 @@ def test_a_disk_that_cannot_be_written_ends_the_command_with_one_line(code):
 
 
 def test_traces(tmp_path):
-    tables = read_description(DEFAULTS).specs
+    tables = read_description(DEFAULTS).tables
     np.save(tmp_path / "keys.npy", np.arange(3))
     assert read_traces(tmp_path / "keys.npy", tables[:1])["item_id"].tolist() == [0, 1, 2]
     with pytest.raises(ConfigError, match="one array for 2 tables"):

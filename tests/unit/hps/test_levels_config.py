@@ -114,7 +114,7 @@ def full_table(config, folder):
 @pytest.mark.parametrize(("width", "row_format"), [(16, "int8"), (4, "fp32")], ids=["hot", "cold"])
 def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
     """Fill L1 and L2 of a planned table and measure: this process's private memory, and the shared file."""
-    spec = TableSpec("item", rows=1_000_000, width=width, row_format=row_format)
+    spec = TableSpec(name="item", rows=1_000_000, width=width, row_format=row_format)
     plan = plan_levels((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=12 * 2**20, l3_bytes=2**30))
     planned = plan.tables[0]
     path = tmp_path / "ps.json"
