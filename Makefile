@@ -171,11 +171,11 @@ lanes: setup # without the flags of this make, which tests would pass on to the 
 	@MAKEFLAGS= MFLAGS= $(PY) -m tests.lanes $(PYTEST)
 
 test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes; more workers than cores, because some tests wait
-	@OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 4 --lane unit tests/unit
+	@OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 4 tests/unit
 
 # loops that are compiled to machine code count as missed, because nothing traces them
 coverage: setup ## branch coverage of what trains, publishes and serves, by the lanes that need no server; a quarter of an hour
-	@$(PYTEST) --lane unit+long tests/unit tests/long --cov-branch --cov-report=term \
+	@$(PYTEST) tests/unit tests/long --cov-branch --cov-report=term \
 		$(addprefix --cov=,export gateway hps_config live repository server serving training trials)
 
 check-feast: setup ## check the layout of live state in Redis against the real Feast, in an environment of its own
