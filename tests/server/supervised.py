@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 
+from experiments.served import Served
 from server import watch
 from server.control import stop_server
 from server.helpers import gateway
 from server.launcher import TritonServer
-from server.processes import SHM_DIR, find_members, find_server_members
+from server.processes import SHM_DIR, find_members
 from server.start.ports import find_free_port
-from server.state import ServerState, make_state_path, read_state
+from server.state import ServerState, make_state_path
 from server.status.condition import examine
 from tests.repositories import copy_small_fused_repository
 from tests.server.gateways import USER
@@ -29,22 +29,10 @@ RECOVERS_S = 180.0  # far above what it takes: the machine that runs the tests m
 
 
 @dataclass
-class Supervised:
+class Supervised(Served):
     """A server of the small shop with its gateway and supervisor."""
 
-    repo: Path
-    run_dir: Path
-    grpc_port: int
     http: httpx.Client
-
-    @property
-    def state(self) -> ServerState:
-        state = read_state(make_state_path(self.run_dir, self.grpc_port))
-        assert state is not None
-        return state
-
-    def stub(self, model: str) -> psutil.Process:
-        return next(process for process in find_server_members(self.state.tag) if f"/{model}/" in " ".join(process.cmdline()))
 
     def ask(self) -> dict:
         """Return the gateway's answer, which must be 200 with five items, popular ones if the server does not answer."""
@@ -98,7 +86,7 @@ def stopped_after(state: ServerState, repo: Path, run_dir: Path, port: int) -> I
     """Yield a running shop, whose gateway is at `port`, and stop it. No process, state or shared memory may be left then."""
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            yield Supervised(repo, run_dir, state.ports.grpc, http)
+            yield Supervised(repo, run_dir, state.ports.grpc, port, http)
     finally:
         stop_server(state, run_dir)
         assert find_members(state.tag) == []

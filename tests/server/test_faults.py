@@ -158,7 +158,7 @@ def test_a_paused_live_writer_loses_no_event_and_is_replaced(shop):
     assert events.post() == 200
     posting = threading.Thread(target=events.post_until, args=(stop,))
     posting.start()
-    with keep_paused(shop.stub("observe").pid):
+    with keep_paused(shop.find_stub("observe").pid):
         shop.wait(lambda: shop.state.pid != state.pid)
     shop.recover()
     stop.set()
@@ -264,7 +264,7 @@ def test_shared_memory_whose_files_are_removed_changes_no_answer_and_is_made_ane
         with pytest.raises(OSError, match="No space left"):
             fill(folder / "filler")
     n_lines = len(read_log_lines(shop))
-    shop.stub("observe").kill()  # makes the supervisor restart the server, which needs shared memory
+    shop.find_stub("observe").kill()  # makes the supervisor restart the server, which needs shared memory
     if is_namespace_of_its_own:
         shop.wait(lambda: any("restart failed" in line for line in read_log_lines(shop)[n_lines:]))
         assert not shop.is_ready()

@@ -20,7 +20,7 @@ from repository.experiments import change_share, end_experiment, find_running, s
 from repository.registry import read_acts
 from server import __main__ as commands
 from server import control, watch
-from server.helpers import gateway, guard
+from server.helpers import guard
 from server.status.condition import examine
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError
@@ -41,7 +41,7 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
 def test_what_is_paused_fails_readiness_and_is_started_again(shop):
     """A stub; tests/server/test_commands.py pauses tritonserver."""
     before = shop.state
-    shop.stub(ENSEMBLE).suspend()
+    shop.find_stub(ENSEMBLE).suspend()
     shop.wait(lambda: not shop.is_ready())
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
@@ -49,7 +49,7 @@ def test_what_is_paused_fails_readiness_and_is_started_again(shop):
 
 
 def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
-    worker = next(process for process in gateway.list_gateways(shop.state.tag) if "server.supervisor" not in process.cmdline())
+    (worker,) = shop.find_gateway_processes()
     worker.suspend()
     worker.wait(RECOVERS_S)
     deadline_s = time.monotonic() + RECOVERS_S
@@ -71,7 +71,7 @@ def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
     start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
     shop.wait(lambda: len(guard.list_guards(shop.state.tag)) == 2)  # with its supervisor
     guards, before, answer = guard.list_guards(shop.state.tag), shop.state, shop.ask_in_full()
-    shop.stub(ENSEMBLE).kill()
+    shop.find_stub(ENSEMBLE).kill()
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
     shop.wait(lambda: shop.ask()["items"] == answer["items"])  # popular ones while the server is slow at first
@@ -213,18 +213,3 @@ def test_a_supervisor_that_is_killed_is_started_again_and_restarts_the_server(sh
     psutil.Process(shop.state.pid).kill()
     shop.recover()
     assert find_watch(shop).is_running()
-
-
-def test_a_server_that_dies_on_damaged_files_comes_back_with_another_generation(shop):
-    """Both happen before the supervisor looks. The generation that it leaves stays as it is, for somebody to find out why."""
-    damaged = shop.state.generation
-    supervisor = find_watch(shop)
-    supervisor.suspend()
-    path = find_stage_folder(shop.repo, "rank", damaged) / "stage.json"
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-2] + b"\n\n")
-    psutil.Process(shop.state.pid).kill()
-    supervisor.resume()
-    shop.wait(lambda: shop.state.generation != damaged)
-    shop.recover()
-    assert shop.ask()["generation"] == read_pinned_generation(shop.repo) == shop.state.generation

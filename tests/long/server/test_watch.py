@@ -185,6 +185,7 @@ def test_a_damaged_champion_is_left_for_the_generation_before_its_experiment_sto
     begin_experiment(repo, 2, 3)
     state = serve(repo, 2)
     (repo / "rank" / "2" / MANIFEST_FILE).write_text("{damaged")
+    os.kill(state.pid, signal.SIGKILL)  # it must not be started with damaged files
     with watched(state, tmp_path):
         until(lambda: "answers again" in said())
         now = read_saved(state, tmp_path)

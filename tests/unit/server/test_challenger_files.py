@@ -93,7 +93,15 @@ def test_a_challenger_that_was_never_there_is_left_to_the_guard(state):
     assert find_running(state.repo)
 
 
-def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_changes(challenged):
+@pytest.mark.parametrize(
+    ("is_over", "action", "said"),
+    [
+        (False, "rolled back", "experiment spring is rolled back: {} was opened for writing"),
+        (True, "experiment stopped", "{} was opened for writing, and its experiment was over already"),
+    ],
+)
+def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_changes(challenged, is_over, action, said):
+    """After its end, requests in flight, and those that ask for its generation, are still answered by the challenger."""
     state, double = challenged
     files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
     published, seen = path.read_bytes(), []
@@ -104,11 +112,15 @@ def test_the_experiment_is_over_and_the_challenger_stopped_before_an_array_chang
 
     double.before_unload = see
     assert files.look(state.grpc_url) == files.end_before_change(state.grpc_url) == ""
+    if is_over:
+        end_experiment(state.repo, "enough")
     with writing(path) as writer:
+        if is_over:
+            assert files.look(state.grpc_url) == ""
         assert writer.poll() is None
-        assert files.end_before_change(state.grpc_url) == f"experiment spring is rolled back: {path} was opened for writing"
-    assert seen == [(CHALLENGER, "rolled back", True)]
-    assert read_acts(state.repo)[-1].reason.endswith(f"{path} was opened for writing")
+        assert files.end_before_change(state.grpc_url) == said.format(path)
+    assert seen == [(CHALLENGER, action, True)]
+    assert is_over or read_acts(state.repo)[-1].reason.endswith(f"{path} was opened for writing")
     assert (double.states[CHALLENGER, 2], double.states[ENSEMBLE, 1]) == ("UNAVAILABLE", "READY")
     assert path.read_bytes() != published
     assert files.look(state.grpc_url) == files.end_before_change(state.grpc_url) == ""
@@ -132,27 +144,6 @@ def test_a_server_that_does_not_stop_its_challenger_is_named_and_the_writer_goes
     with writing(path):
         assert "is not unloaded: it is busy" in files.end_before_change(state.grpc_url)
     assert find_running(state.repo) is None
-
-
-def test_a_challenger_whose_experiment_just_ended_is_stopped_before_an_array_changes(challenged):
-    """Requests in flight, and those that ask for its generation, are still answered by it."""
-    state, double = challenged
-    files, path = ChallengerFiles(state.repo), find_vectors(state.repo)
-    assert files.look(state.grpc_url) == ""
-    end_experiment(state.repo, "enough")
-    published, seen = path.read_bytes(), list[bool]()
-
-    def look(model: str) -> str:
-        seen.append(path.read_bytes() == published)
-        return ""
-
-    double.before_unload = look
-    with writing(path) as writer:
-        assert files.look(state.grpc_url) == ""
-        assert writer.poll() is None
-        assert files.end_before_change(state.grpc_url) == f"{path} was opened for writing, and its experiment was over already"
-    assert seen == [True]
-    assert double.states[CHALLENGER, 2] == "UNAVAILABLE"
 
 
 def test_nobody_waits_to_write_to_a_challenger_that_is_unloaded(challenged):
