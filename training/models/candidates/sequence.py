@@ -146,14 +146,14 @@ class SequenceModel(nn.Module):
 
 
 def compute_sampled_loss(
-    vectors: Tensor, targets: Tensor, model: SequenceModel, negatives: Tensor, log_expected: Tensor
+    vectors: Tensor, targets: Tensor, model: SequenceModel, negatives: Tensor, log_drawn: Tensor
 ) -> Tensor:
     """Return the mean cross-entropy of T targets against shared negatives, corrected for how often these are drawn.
 
-    vectors: float32 [T, S]; targets: int64 [T]; negatives: int64 [n]; log_expected: float32 [n_items]
+    vectors: float32 [T, S]; targets: int64 [T]; negatives: int64 [n]; log_drawn: float32 [n_items]
     """
     table = model.table.weight
-    target_logits = (vectors * table[targets]).sum(dim=1) - log_expected[targets]
-    negative_logits = vectors @ table[negatives].T - log_expected[negatives]
+    target_logits = (vectors * table[targets]).sum(dim=1) - log_drawn[targets]
+    negative_logits = vectors @ table[negatives].T - log_drawn[negatives]
     negative_logits = negative_logits.masked_fill(targets.unsqueeze(1) == negatives, -torch.inf)
     return (torch.logaddexp(torch.logsumexp(negative_logits, dim=1), target_logits) - target_logits).mean()

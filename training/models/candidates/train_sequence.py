@@ -136,7 +136,7 @@ def train_sequence(
     left = TimeLeft(steps)
     for step, batch in zip(range(1, steps + 1), yield_batches(learned, settings, rng), strict=False):
         model.train()
-        loss = compute_loss(model, batch, negatives.draw(generator), negatives.log_expected)
+        loss = compute_loss(model, batch, negatives.draw(generator), negatives.log_drawn)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -152,13 +152,13 @@ def train_sequence(
     return model
 
 
-def compute_loss(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_expected: torch.Tensor) -> torch.Tensor:
+def compute_loss(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_drawn: torch.Tensor) -> torch.Tensor:
     """Return `compute_sampled_loss` over the targets of the windows."""
     length = int(batch.lengths.max())
     items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(compute_ages_days(batch, length))
     learned = torch.from_numpy(batch.learned[:, :length])
     targets = torch.from_numpy(batch.items[:, 1 : length + 1].astype(np.int64))[learned]
-    return compute_sampled_loss(model.encode_moments(items, ages)[learned], targets, model, negatives, log_expected)
+    return compute_sampled_loss(model.encode_moments(items, ages)[learned], targets, model, negatives, log_drawn)
 
 
 def compute_ages_days(batch: Windows, length: int) -> np.ndarray:
@@ -199,7 +199,7 @@ def make_held_out_loss(
 
     def measure_loss() -> float:
         model.eval()
-        losses = [compute_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
+        losses = [compute_loss(model, batch, drawn, negatives.log_drawn).item() for batch in batches]
         return float(np.average(losses, weights=[batch.learned.sum() for batch in batches]))
 
     return measure_loss if batches else None

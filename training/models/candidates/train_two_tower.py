@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import brentq
 from torch import Tensor
 
 from serving.stages.search.search import compute_recency_weights
@@ -50,16 +51,33 @@ class Batch:
 
 
 class Negatives:
-    """Samples items by damped popularity. log_expected: float32 [n_items], logarithm of the expected count in a sample."""
+    """Samples items by damped popularity, none twice. log_drawn: float32 [n_items], logarithm of the chance to be drawn."""
 
     def __init__(self, targets: np.ndarray, n_items: int, count: int):
         self.count = min(count, n_items)
-        self.weights = torch.from_numpy((np.bincount(targets, minlength=n_items) + 1.0) ** 0.75)
-        self.log_expected = torch.log(self.weights / self.weights.sum() * self.count).float()
+        weights = (np.bincount(targets, minlength=n_items) + 1.0) ** 0.75
+        self.weights = torch.from_numpy(weights)
+        self.log_drawn = torch.from_numpy(np.log(compute_chances(weights, self.count)).astype(np.float32))
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Return distinct positions, int64 [count]."""
         return torch.multinomial(self.weights, self.count, replacement=False, generator=generator)
+
+
+def compute_chances(weights: np.ndarray, count: int) -> np.ndarray:
+    """Return each item's chance to be in a sample without replacement, float64 [n_items], approximately.
+
+    Such a sample is the `count` items whose exponential clocks of rate `weight` ring first. So the chance is
+    1 - exp(-time * weight), where `time` makes the chances sum to `count` (Rosen 1972).
+
+    weights: float64 [n_items], positive; count: 1 … n_items
+    """
+    if count >= len(weights):
+        return np.ones(len(weights))
+    shares = weights / weights.sum()
+    # 1 - exp(-x) <= x, so the sum at `count` is too small; at the other end, the least chance alone is count / n_items.
+    ends = count, -np.log1p(-count / len(weights)) / shares.min()
+    return -np.expm1(-shares * brentq(lambda time: -np.expm1(-time * shares).sum() - count, *ends))
 
 
 def train_towers(
@@ -83,7 +101,7 @@ def train_towers(
     schedules = [rise_and_fall(optimizer, settings.learning_rate, steps) for optimizer in optimizers]
     for step, chosen in enumerate(_draw_batches(len(learned), settings.batch, steps, rng), start=1):
         batch = mask_features(make_batch(examples, targets, learned[chosen]), model.n_items, settings, generator)
-        loss = compute_sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
+        loss = compute_sampled_loss(model, batch, negatives.draw(generator), negatives.log_drawn)
         model.zero_grad(set_to_none=True)
         loss.backward()
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -108,12 +126,12 @@ def make_optimizers(model: TwoTower, learning_rate: float) -> list[torch.optim.O
     return optimizers
 
 
-def compute_sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
+def compute_sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_drawn: Tensor) -> Tensor:
     """Return the mean cross-entropy of each row's target against the negatives."""
     weights = torch.from_numpy(compute_recency_weights(batch.history.numpy(), model.n_items))
     users = model.compute_user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
-    target_logits = (users * model.compute_item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
-    negative_logits = users @ model.compute_item_vectors(negatives).T - log_expected[negatives]
+    target_logits = (users * model.compute_item_vectors(batch.targets)).sum(dim=1) - log_drawn[batch.targets]
+    negative_logits = users @ model.compute_item_vectors(negatives).T - log_drawn[negatives]
     negative_logits = negative_logits.masked_fill(batch.targets.unsqueeze(1) == negatives, -torch.inf)
     logits = torch.cat([target_logits.unsqueeze(1), negative_logits], dim=1)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
@@ -161,7 +179,7 @@ def make_held_out_loss(
     """Return the function that computes the mean loss of batches against the same negatives each time; None for no batches."""
 
     def measure_loss() -> float:
-        losses = [compute_sampled_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
+        losses = [compute_sampled_loss(model, batch, drawn, negatives.log_drawn).item() for batch in batches]
         return float(np.average(losses, weights=[len(batch.targets) for batch in batches]))
 
     return measure_loss if batches else None

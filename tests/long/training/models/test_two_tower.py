@@ -9,6 +9,7 @@ from serving.stages.features.encode import Ragged
 from serving.stages.search.search import compute_recency_weights
 from training.features.build import Examples
 from training.models.candidates.train_two_tower import (
+    Negatives,
     TowerSettings,
     compute_sampled_loss,
     hold_out_users,
@@ -142,6 +143,16 @@ def test_training_goes_back_to_where_it_helped_held_out_users_most():
     with torch.no_grad():
         kept = compute_sampled_loss(model, batch, everything, torch.zeros(N_ITEMS)).item()
     assert kept < losses[-1]
+
+
+@pytest.mark.parametrize("count", [5, 30, 59, 60, 90])
+def test_the_correction_for_the_sampling_is_how_often_an_item_is_drawn(count):
+    """Popular items are drawn less often than `count` times their share, because no item is drawn twice."""
+    targets = np.repeat(np.arange(60), 2 ** (np.arange(60) // 8))
+    negatives, generator, n_samples = Negatives(targets, 60, count), torch.Generator().manual_seed(0), 4_000
+    drawn = torch.cat([negatives.draw(generator) for _ in range(n_samples)]).numpy()
+    shares = np.bincount(drawn, minlength=60) / n_samples
+    np.testing.assert_allclose(np.exp(negatives.log_drawn.numpy()), shares, atol=0.03)
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.2, 10_000), (0.2, 12), (0.0, 10_000)])
