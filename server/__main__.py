@@ -40,7 +40,7 @@ app.add_typer(experiment.app, name="experiment")
 DEFAULTS = {"threads": 1, "cache_mib": 0, "host": LOOPBACK, "no_http": False, "tls": "", "follow_pin": False}
 
 
-Settings = dict[str, int | bool | str | None]
+Settings = dict[str, int | bool | str]
 
 GrpcPort = Annotated[int, typer.Option(help="gRPC port of the server")]
 OneServer = Annotated[int | None, typer.Option("--grpc-port", help="only the server with this gRPC port")]
@@ -106,8 +106,9 @@ def start(
     if gateway_config is not None and not gateway_port:
         raise ConfigError("--gateway-config needs --gateway-port. Add it.")
     ports = Ports(grpc_port, http_port, metrics_port)
-    requested: Settings = {"threads": threads, "cache_mib": cache_mib, "host": host}
-    requested |= {"no_http": no_http or None, "follow_pin": follow_pin or None, "tls": str(tls.resolve()) if tls else None}
+    options = {"threads": threads, "cache_mib": cache_mib, "host": host, "tls": str(tls.resolve()) if tls else None}
+    options |= {"no_http": no_http or None, "follow_pin": follow_pin or None}
+    requested = {name: value for name, value in options.items() if value is not None}
     with _hold_lock_once_ready(repo, ports, requested, timeout_s):
         state = _start(repo, ports, requested, timeout_s)
         try:
@@ -164,12 +165,11 @@ def _can_become_ready(state: ServerState) -> bool:
 
 
 def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> ServerState:
-    """Start, keep or restart a server. requested: settings, None where the caller set none
+    """Start, keep or restart a server. requested: settings that the caller set
 
     Nothing is stopped before the generation, the address and the TLS files are checked: the gateway of a server that is out of
     service answers with popular items. The repository does not change before these checks either, nor if a port is taken.
     """
-    settings: dict[str, Any] = DEFAULTS | {name: value for name, value in requested.items() if value is not None}
     running = _find_running(repo, ports)
     fault = _find_fault(running) if running else ""
     if running and not fault:
@@ -177,9 +177,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         if _move_to_pinned(running):
             typer.echo(f"already running: {_describe(running)}")
             return running
-        settings |= running.settings  # a server that cannot move is restarted with its settings
-    if running and fault:
-        settings = running.settings | {name: value for name, value in requested.items() if value is not None}
+    settings: dict[str, Any] = DEFAULTS | (running.settings if running else {}) | requested
     server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR)
     server.check_settings()
     generation, damage = choose_generation(repo)
@@ -187,9 +185,9 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
         check_free(ports)
     if left_out := drop_damaged_challenger(repo):  # a start that is refused before leaves the experiment as it was
         typer.echo(f"WARNING: {left_out}.", err=True)
-    if running and fault:
-        typer.echo(f"starting again: {fault}: {_describe(running)}")
     if running:
+        if fault:
+            typer.echo(f"starting again: {fault}: {_describe(running)}")
         stop_server(running, RUN_DIR)
     for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
@@ -197,14 +195,20 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     for warning in list_start_warnings(repo):
         typer.echo(f"WARNING: {warning}.", err=True)
     if damage:
-        typer.echo(f"WARNING: {damage}. Starting with generation {generation}, which is intact.", err=True)
-        _try_to_write(partial(pin, repo, generation))
-        _try_to_write(partial(_end_experiment, repo, generation, damage))
-    server.start(generation if damage and find_pinned_generation(repo) != generation else None)  # it may be read-only
-    if damage:
-        _try_to_write(partial(record_act, repo, "pinned", generation, reason=damage, author=SERVER))
+        _start_other_generation(server, generation, damage)
+    else:
+        server.start()
     typer.echo(f"ready: {_describe(server.state)}")
     return server.state
+
+
+def _start_other_generation(server: TritonServer, generation: int, damage: str) -> None:
+    """Start with an intact generation instead of the pinned one, and pin it. damage: of the pinned one"""
+    typer.echo(f"WARNING: {damage}. Starting with generation {generation}, which is intact.", err=True)
+    _try_to_write(partial(pin, server.repo, generation))
+    _try_to_write(partial(_end_experiment, server.repo, generation, damage))
+    server.start(generation if find_pinned_generation(server.repo) != generation else None)  # it may be read-only
+    _try_to_write(partial(record_act, server.repo, "pinned", generation, reason=damage, author=SERVER))
 
 
 def _end_experiment(repo: Path, generation: int, damage: str) -> None:
@@ -345,7 +349,7 @@ def _find_running(repo: Path, ports: Ports) -> ServerState | None:
 
 def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
     """Raise ServerError when a passed setting differs from the running server's; only a restart changes one."""
-    other = {name: value for name, value in requested.items() if value is not None and value != running.settings.get(name)}
+    other = {name: value for name, value in requested.items() if value != running.settings.get(name)}
     if other:
         has = ", ".join(f"{name} {str(running.settings.get(name, 'unknown')) or 'none'}" for name in other)
         wanted = ", ".join(f"{name} {value}" for name, value in other.items())
