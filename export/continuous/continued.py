@@ -47,46 +47,55 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     if shop != dataset.description.name:
         note = note_other_shop(folder, shop, dataset.description.name) if count else []
         return replace(dataset, report=replace(dataset.report, notes=[*dataset.report.notes, *note]))
-    batches = [batch for _, batch in read_log(folder)]
-    if before_s is not None:
-        batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
-    ignored_ids = find_ignored_ids(dataset)
-    times = find_catalogue_times(dataset)
+    ignored_ids, times = find_ignored_ids(dataset), find_catalogue_times(dataset)
     changes = times.drop_older(read_changes(folder)) if times else read_changes(folder)
-    changes = [change for change in changes if change.type != ITEM_CHANGED or change.id not in ignored_ids]
-    item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
-    user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
-    batches, note = drop_ignored(batches, ignored_ids)
-    notes = [*dataset.report.notes, *note]
-    if dataset.item_names is not None:
-        batches, note = drop_unnamed(batches, np.union1d(dataset.items["item_id"], np.fromiter(item_changes, np.int64)))
-        notes += note
+    item_changes = {change.id: change for change in changes if change.type == ITEM_CHANGED and change.id not in ignored_ids}
+    user_changes = {change.id: change for change in changes if change.type != ITEM_CHANGED}
+    batches, notes = read_events(dataset, folder, before_s, ignored_ids, item_changes)
     events = pd.concat([make_frame(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
     new = events[~pd.MultiIndex.from_frame(events[KEY]).isin(known)]
-    log = pd.concat([dataset.interactions, new]).sort_values("timestamp", kind="stable", ignore_index=True)
-    items = add_rows(dataset.items, "item_id", [*new["item_id"].unique(), *item_changes])
     item_names = add_names(dataset.item_names, item_changes)
-    if item_names is not None:
-        items["title"] = items["title"].fillna(items["item_id"].map(item_names.set_index("id")["name"]))
-    items["title"] = items["title"].fillna(items["item_id"].astype(str))
-    items["available"] = items["available"].fillna(True).astype(bool)
+    items = merge_items(dataset.items, item_names, new["item_id"].unique(), item_changes)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
-    items, users = apply_changes(items, "item_id", item_changes), apply_changes(users, "user_id", user_changes)
-    set_ms = {(change.type == ITEM_CHANGED, change.id): change.set_ms for change in changes}
-    remedy = FORGET_OR_DATE if times is None else FORGET
-    notes += note_overridden("items", dataset.items, items, "item_id", {i: set_ms[True, i] for i in item_changes}, remedy)
-    notes += note_overridden("users", dataset.users, users, "user_id", {i: set_ms[False, i] for i in user_changes})
-    report = replace(dataset.report, notes=[*notes, f"{len(new):,} live events continue the log"])
+    users = apply_changes(users, "user_id", user_changes)
+    notes += note_overridden("items", dataset.items, items, "item_id", item_changes, FORGET if times else FORGET_OR_DATE)
+    notes += note_overridden("users", dataset.users, users, "user_id", user_changes)
     return replace(
         dataset,
-        interactions=log,
+        interactions=pd.concat([dataset.interactions, new]).sort_values("timestamp", kind="stable", ignore_index=True),
         items=items,
         users=users,
         item_names=item_names,
-        report=report,
+        report=replace(dataset.report, notes=[*dataset.report.notes, *notes, f"{len(new):,} live events continue the log"]),
         learned_sales=count_sales(batches),
     )
+
+
+def read_events(
+    dataset: Dataset, folder: Path, before_s: int | None, ignored_ids: np.ndarray, item_ids: Iterable[int]
+) -> tuple[list[EventBatch], list[str]]:
+    """Return the live events that continue a log, and notes of those left out. item_ids: of items that `upsert` changed"""
+    batches = [batch for _, batch in read_log(folder)]
+    if before_s is not None:
+        batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
+    batches, notes = drop_ignored(batches, ignored_ids)
+    if dataset.item_names is None:
+        return batches, notes
+    batches, note = drop_unnamed(batches, np.union1d(dataset.items["item_id"], np.fromiter(item_ids, np.int64)))
+    return batches, notes + note
+
+
+def merge_items(
+    items: pd.DataFrame, names: pd.DataFrame | None, new_ids: np.ndarray, changes: Mapping[int, Change]
+) -> pd.DataFrame:
+    """Return a catalogue with items that are new in the log, int64 [N], and with what `upsert` set."""
+    items = add_rows(items, "item_id", [*new_ids, *changes])
+    if names is not None:
+        items["title"] = items["title"].fillna(items["item_id"].map(names.set_index("id")["name"]))
+    items["title"] = items["title"].fillna(items["item_id"].astype(str))
+    items["available"] = items["available"].fillna(True).astype(bool)
+    return apply_changes(items, "item_id", changes)
 
 
 def note_other_shop(folder: Path, shop: str, name: str) -> list[str]:
@@ -203,11 +212,11 @@ def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
     return merged.astype(find_kept_types(table))
 
 
-def add_names(names: pd.DataFrame | None, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame | None:
+def add_names(names: pd.DataFrame | None, changes: Mapping[int, Change]) -> pd.DataFrame | None:
     """Return the names of items with those that `upsert` gave to further ones, sorted by id; None where ids are numbers."""
     if names is None:
         return None
-    new = {identifier: columns[NAME] for identifier, columns in changes.items() if is_text_of(columns.get(NAME), identifier)}
+    new = {change.id: change.columns[NAME] for change in changes.values() if is_text_of(change.columns.get(NAME), change.id)}
     for identifier in names["id"]:
         new.pop(identifier, None)
     added = pd.DataFrame({"id": np.fromiter(new, np.int64), "name": pd.Series(list(new.values()), dtype=object)})
@@ -219,11 +228,11 @@ def find_kept_types(table: pd.DataFrame) -> dict[str, Any]:
     return {name: dtype for name, dtype in table.dtypes.items() if dtype.kind != "b"}
 
 
-def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
+def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Change]) -> pd.DataFrame:
     """Return a table with the values that `upsert` set. Columns that the table does not have are ignored."""
     positions = {int(identifier): row for row, identifier in enumerate(table[key])}
     for name in table.columns:
-        set_rows = {positions[identifier]: columns[name] for identifier, columns in changes.items() if name in columns}
+        set_rows = {positions[change.id]: change.columns[name] for change in changes.values() if name in change.columns}
         if not set_rows or name == key:
             continue
         values = table[name].to_numpy(copy=True)
@@ -234,20 +243,19 @@ def apply_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[s
 
 
 def note_overridden(
-    name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, set_ms: Mapping[int, Mapping[str, int]], remedy: str = ""
+    name: str, table: pd.DataFrame, changed: pd.DataFrame, key: str, changes: Mapping[int, Change], remedy: str = ""
 ) -> list[str]:
     """Return a note that counts the rows of a data set's table in which `upsert` set other values; [] without any.
 
-    changed: the table with what `upsert` set; set_ms: when it set each column of a row, unix milliseconds, by the row's id
-    remedy: what else than `upsert` brings the data set's values back
+    changed: the table with the changes; remedy: what else than `upsert` brings the data set's values back
     """
-    known = np.intersect1d(table[key], np.fromiter(set_ms, np.int64))
+    known = np.intersect1d(table[key], np.fromiter(changes, np.int64))
     before, after = (rows.set_index(key).loc[known].astype(str) for rows in (table, changed))
     differs = before != after
     count = int(differs.any(axis=1).sum())
     if not count:
         return []
-    oldest_ms = min(set_ms[row][column] for row in known.tolist() for column in differs.columns[differs.loc[row].to_numpy()])
+    oldest_ms = min(changes[row].set_ms[name] for row in known for name in differs.columns[differs.loc[row].to_numpy()])
     oldest = time.strftime("%Y-%m-%d", time.gmtime(oldest_ms / 1_000))
     return [
         f"{name} with values from upsert that differ from the data set's: {count:,}, the oldest set on {oldest}. Those of "
