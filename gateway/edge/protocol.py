@@ -25,83 +25,82 @@ STOP_TIMEOUT_S = 5
 MOST_CONNECTIONS = 2_048
 
 
-def make_protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's protocol with limits on connections, and on the bytes and the time of a request's headers.
+class LimitedProtocol(HttpToolsProtocol):
+    """Limits connections, and the bytes and the time of a request's headers. A subclass sets the limits of headers.
 
     A connection beyond MOST_CONNECTIONS takes the place of one whose caller sends nothing.
     """
 
-    turns = itertools.count()  # the loop's clock stands still while it accepts several connections
+    header_bytes: int
+    header_timeout_s: float
+    _turns = itertools.count()  # the loop's clock stands still while it accepts several connections
+    _header_timer: asyncio.TimerHandle | None = None
+    _waits = True  # for headers of a request, or the rest of them
+    _turn = 0  # larger the later the caller last began something
+    _waited_bytes = 0
 
-    class LimitedProtocol(HttpToolsProtocol):
-        _header_timer: asyncio.TimerHandle | None = None
-        _waits = True  # for headers of a request, or the rest of them
-        _turn = 0  # larger the later the caller last began something
-        _waited_bytes = 0
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self._limit_headers()
+        self._turn = next(self._turns)
+        if len(self.connections) > MOST_CONNECTIONS:
+            self._make_room()
 
-        def connection_made(self, transport) -> None:
-            super().connection_made(transport)
+    def data_received(self, data: bytes) -> None:
+        # In parts, so that headers beyond the limit are not parsed or kept.
+        for start in range(0, len(data), self.header_bytes):
+            if self.transport.is_closing():
+                return
+            part = data[start : start + self.header_bytes]
+            super().data_received(part)
+            self._waited_bytes += len(part)
+            if self._waits and self._waited_bytes > 2 * self.header_bytes:  # the first part may hold the end of another request
+                message = f"The headers have more than {self.header_bytes:,} bytes. Send fewer or shorter ones."
+                self._refuse(431, "HEADERS_TOO_LARGE", message)
+        if self._waits and (self.cycle is None or self.cycle.response_complete):
             self._limit_headers()
-            self._turn = next(turns)
-            if len(self.connections) > MOST_CONNECTIONS:
-                self._make_room()
 
-        def data_received(self, data: bytes) -> None:
-            for start in range(0, len(data), header_bytes):  # in parts, so that headers beyond the limit are not parsed or kept
-                if self.transport.is_closing():
-                    return
-                part = data[start : start + header_bytes]
-                super().data_received(part)
-                self._waited_bytes += len(part)
-                if self._waits and self._waited_bytes > 2 * header_bytes:  # the first part may hold the end of another request
-                    message = f"The headers have more than {header_bytes:,} bytes. Send fewer or shorter ones."
-                    self._refuse(431, "HEADERS_TOO_LARGE", message)
-            if self._waits and (self.cycle is None or self.cycle.response_complete):
-                self._limit_headers()
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that llhttp cannot read, or that it finds ambiguous. uvicorn calls this."""
+        self._refuse(400, "HTTP", msg)
 
-        def send_400_response(self, msg: str) -> None:
-            """Refuse a request that llhttp cannot read, or that it finds ambiguous. uvicorn calls this."""
-            self._refuse(400, "HTTP", msg)
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer with an error in the form of every route, and end the connection."""
+        body = orjson.dumps({"error": {"code": code, "message": message}})
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
+        head = "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""])
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
-        def _refuse(self, status: int, code: str, message: str) -> None:
-            """Answer with an error in the form of every route, and end the connection."""
-            body = orjson.dumps({"error": {"code": code, "message": message}})
-            lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json"]
-            head = "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""])
-            self.transport.write(head.encode() + body)
-            self.transport.close()
+    def on_headers_complete(self) -> None:
+        self._waits, self._waited_bytes, self._turn = False, 0, next(self._turns)
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        super().on_headers_complete()
 
-        def on_headers_complete(self) -> None:
-            self._waits, self._waited_bytes, self._turn = False, 0, next(turns)
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-            super().on_headers_complete()
+    def on_message_complete(self) -> None:
+        self._waits, self._waited_bytes = True, 0
+        super().on_message_complete()
 
-        def on_message_complete(self) -> None:
-            self._waits, self._waited_bytes = True, 0
-            super().on_message_complete()
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        super().connection_lost(exc)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-            super().connection_lost(exc)
+    def _make_room(self) -> None:
+        """Cut off the caller that sent no whole request for longest: one that never sent any, if there is one."""
+        idle = [own for own in self.connections if isinstance(own, LimitedProtocol) and own.awaits_caller()]
+        if idle:
+            min(idle, key=lambda own: (own.cycle is not None, own._turn)).transport.abort()
 
-        def _make_room(self) -> None:
-            """Cut off the caller that sent no whole request for longest: one that never sent any, if there is one."""
-            idle = [own for own in self.connections if isinstance(own, LimitedProtocol) and own.awaits_caller()]
-            if idle:
-                min(idle, key=lambda own: (own.cycle is not None, own._turn)).transport.abort()
+    def awaits_caller(self) -> bool:
+        """Return whether the caller has to send something; False while it waits for an answer."""
+        return not self._waits or self.cycle is None or self.cycle.response_complete
 
-        def awaits_caller(self) -> bool:
-            """Return whether the caller has to send something; False while it waits for an answer."""
-            return not self._waits or self.cycle is None or self.cycle.response_complete
-
-        def _limit_headers(self) -> None:
-            if self._header_timer is None:
-                self._header_timer = self.loop.call_later(header_timeout_s, self.transport.abort)
-
-    return LimitedProtocol
+    def _limit_headers(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
 
 
 def make_tls_options(settings: GatewaySettings) -> dict[str, Any]:
@@ -116,11 +115,12 @@ def make_tls_options(settings: GatewaySettings) -> dict[str, Any]:
 
 def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
     """Return a server of an ASGI app at `port`, which `serve()` starts. Raises ConfigError for files that TLS cannot use."""
+    limits = {"header_bytes": settings.header_bytes, "header_timeout_s": settings.header_timeout_s}
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=port,
-        http=make_protocol_type(settings.header_bytes, settings.header_timeout_s),
+        http=type("Protocol", (LimitedProtocol,), limits),
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
