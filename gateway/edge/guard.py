@@ -142,12 +142,17 @@ class Guard:
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
         """Return the request's body, b"" without one. Raises Refused."""
         headers = dict(scope["headers"])
-        if not self._tokens and scope["path"] not in PROBES:
-            self._refuse_other_pages(scope["method"], headers)
+        if scope["path"] not in PROBES:
+            if not self._tokens:
+                self._refuse_other_pages(scope["method"], headers)
+            self._admit_client(scope, headers)
+        self._check_headers(scope, headers)
+        return await self._read_body(headers, receive)
+
+    def _admit_client(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Raise Refused beyond the rate of a client, and without a token. A known client gets popular items instead of 429."""
         client = self._identify_client(scope, headers)
-        refusal = (
-            None if scope["path"] in PROBES else self._limit_rate(client or f"without a token from {_read_address(scope)}")
-        )
+        refusal = self._limit_rate(client or f"without a token from {_read_address(scope)}")
         if refusal and client and scope["path"] == RECOMMENDATIONS:
             scope[REFUSAL] = refusal
         elif refusal:
@@ -157,6 +162,9 @@ class Guard:
                 "No valid token. Expected the header `authorization: Bearer …`; tokens are made by `python -m gateway token`."
             )
             raise Refused(401, "UNAUTHENTICATED", message, **{"www-authenticate": "Bearer"})
+
+    def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        """Raise Refused for a path that is not UTF-8, headers that are too large, or a body that is chunked or compressed."""
         if b"%" in scope["raw_path"] and not _is_utf8(unquote_to_bytes(scope["raw_path"])):  # the ids in it would be lost
             raise Refused(400, "INVALID_ARGUMENT", "The path is not UTF-8; expected each id in UTF-8, percent-encoded.")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
@@ -166,17 +174,25 @@ class Guard:
             raise Refused(411, "LENGTH_REQUIRED", "The body is chunked. Send it as a whole, with a content-length.")
         if any(name == b"content-encoding" and value.strip().lower() not in PLAIN for name, value in scope["headers"]):
             raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed. Send it uncompressed.")
+
+    async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """Return the body, b"" without one. Raises Refused for one that is too large, too slow, or not complete."""
         if b"content-length" not in headers:  # and it is not chunked, so there is no body
             return b""
         if int(headers[b"content-length"]) > self._settings.body_bytes:  # llhttp refuses what is not a number
             message = f"The body is larger than {self._settings.body_bytes:,} bytes. Send less at once."
             raise Refused(413, "BODY_TOO_LARGE", message)
+        parts = []
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
-                return await self._read_body(receive)
+                while (part := await receive())["type"] != "http.disconnect":
+                    parts.append(part.get("body", b""))
+                    if not part.get("more_body"):
+                        return b"".join(parts)
         except TimeoutError:
             message = f"The body did not arrive within {self._settings.body_timeout_s:g} s. Send it at once."
             raise Refused(408, "SLOW_BODY", message) from None
+        raise Refused(400, "DISCONNECTED", "The caller went away before its body was complete.")
 
     def _refuse_other_pages(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Raise Refused for a request that a web page from elsewhere may have made through somebody's browser."""
@@ -217,16 +233,6 @@ class Guard:
         # Digests are compared instead of tokens, so that the time of a look-up reveals nothing about a token.
         name = self._tokens.get(hash_token(token.strip())) if kind.lower() == "bearer" else None
         return None if name is None else f"token {name}"
-
-    async def _read_body(self, receive: Receive) -> bytes:
-        parts = []
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refused(400, "DISCONNECTED", "The caller went away before its body was complete.")
-            parts.append(message.get("body", b""))
-            if not message.get("more_body"):
-                return b"".join(parts)
 
 
 def _read_address(scope: Scope) -> str:
