@@ -9,7 +9,7 @@ The stages verify every file when they load. Afterwards they read mapped pages, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -91,20 +91,7 @@ class ArtifactCheck:
         while True:
             yield ""
             for file in self._files:
-                digest = hashlib.sha256()
-                try:
-                    with file.path.open("rb") as content:
-                        while block := content.read(left):
-                            digest.update(block)
-                            left -= len(block)
-                            if left == 0:
-                                left = HASH_BLOCK_BYTES
-                                yield ""
-                except OSError as error:
-                    yield f"{file.path} cannot be read: {error.strerror}"
-                    continue
-                if digest.hexdigest() != file.sha256:
-                    yield _describe_difference(file.path)
+                left = yield from _read_in_blocks(file, left)
 
 
 def is_intact(repo: Path, generation: int) -> bool:
@@ -164,11 +151,26 @@ def _list_files(folder: Path, digests: Mapping[Path, str]) -> list[PublishedFile
 
 
 def _find_fault(file: PublishedFile) -> str:
+    return next(filter(None, _read_in_blocks(file)), "")
+
+
+def _read_in_blocks(file: PublishedFile, left: int = HASH_BLOCK_BYTES) -> Generator[str, None, int]:
+    """Yield "" after `left` bytes of a file, and again after every HASH_BLOCK_BYTES; at its end the fault, if there is one.
+
+    Returns how many bytes are left of the last block.
+    """
+    digest = hashlib.sha256()
     try:
-        return "" if compute_sha256(file.path) == file.sha256 else _describe_difference(file.path)
+        with file.path.open("rb") as content:
+            while block := content.read(left):
+                digest.update(block)
+                left -= len(block)
+                if left == 0:
+                    left = HASH_BLOCK_BYTES
+                    yield ""
     except OSError as error:
-        return f"{file.path} cannot be read: {error.strerror}"
-
-
-def _describe_difference(path: Path) -> str:
-    return f"{path} is not the file that was published: its SHA-256 differs from the manifest"
+        yield f"{file.path} cannot be read: {error.strerror}"
+        return left
+    if digest.hexdigest() != file.sha256:
+        yield f"{file.path} is not the file that was published: its SHA-256 differs from the manifest"
+    return left
