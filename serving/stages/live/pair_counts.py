@@ -92,7 +92,7 @@ class PairCounts:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
         history, nothing = np.full((1, 1), self.n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
         self.add(np.empty((0, 2), np.int64))
-        arrays, scores = (self.slot_of, *self.rows, self.sums), np.zeros((1, 1), np.float32)
+        arrays, scores = (self.slot_of, tuple(self.rows), self.sums), np.zeros((1, 1), np.float32)
         write_strengths(history, history, *arrays, scores, scores.copy())
         mark_companions(history, history, *arrays, np.uint8(0), np.zeros((1, 1), np.uint8))
         put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
@@ -105,13 +105,13 @@ class PairCounts:
         """
         strengths, with_latest = (np.zeros(candidates.shape, np.float32) for _ in range(2))
         if self.n_slots:
-            write_strengths(history, candidates, self.slot_of, *self.rows, self.sums, strengths, with_latest)
+            write_strengths(history, candidates, self.slot_of, tuple(self.rows), self.sums, strengths, with_latest)
         return strengths, with_latest
 
     def mark_companions(self, history: np.ndarray, positions: np.ndarray, bit: np.uint8, sources: np.ndarray) -> None:
         """Set a bit in the sources, uint8 [B, C], of the items, int64 [B, C], that have any strength."""
         if self.n_slots:
-            mark_companions(history, positions, self.slot_of, *self.rows, self.sums, bit, sources)
+            mark_companions(history, positions, self.slot_of, tuple(self.rows), self.sums, bit, sources)
 
     def put_candidates(
         self,
@@ -130,8 +130,8 @@ class PairCounts:
         written. n_spared: places at the end of a full list that are left alone, because new items will take them
         """
         if self.n_slots:
-            arrays = (self.slot_of, *self.rows, self.sums)
-            put_companions(history, *blocked, servable, *arrays, n_spared, positions, scores)
+            rows = tuple(self.rows)
+            put_companions(history, *blocked, servable, self.slot_of, rows, self.sums, n_spared, positions, scores)
 
 
 @compiled
@@ -201,8 +201,9 @@ def find_own_slots(history, slot_of):
 
 
 @compiled
-def add_strengths(slots, first, starts, lengths, positions, counts, sums):
+def add_strengths(slots, first, rows, sums):
     """Add each companion's strength to sums, float32 [n_items + 1]. slots: int64 [N]; first: age of the first"""
+    starts, lengths, _, positions, counts = rows
     for age in range(len(slots)):
         slot = slots[age]
         if slot >= 0:
@@ -211,26 +212,24 @@ def add_strengths(slots, first, starts, lengths, positions, counts, sums):
 
 
 @compiled
-def clear_strengths(slots, starts, lengths, positions, sums):
+def clear_strengths(slots, rows, sums):
     """Set to 0 what `add_strengths` wrote."""
+    starts, lengths, _, positions, _ = rows
     for slot in slots:
         if slot >= 0:
-            for place in range(starts[slot], starts[slot] + lengths[slot]):
-                sums[positions[place]] = 0.0
+            clear(positions[starts[slot] : starts[slot] + lengths[slot]], sums)
 
 
 @compiled
-def write_strengths(
-    history, candidates, slot_of, starts, lengths, sizes, positions, counts, sums, strengths, with_latest
-):  # fmt: skip
-    """Write what `PairCounts.sum_strengths` returns, to arrays of 0. Arguments from `starts` to `counts`: `Companions`"""
+def write_strengths(history, candidates, slot_of, rows, sums, strengths, with_latest):
+    """Write what `PairCounts.sum_strengths` returns, to arrays of 0."""
     for row in range(len(candidates)):
         slots = find_own_slots(history[row], slot_of)
-        add_strengths(slots[:1], 0, starts, lengths, positions, counts, sums)
+        add_strengths(slots[:1], 0, rows, sums)
         read_sums(sums, candidates[row], with_latest[row])
-        add_strengths(slots[1:], 1, starts, lengths, positions, counts, sums)
+        add_strengths(slots[1:], 1, rows, sums)
         read_sums(sums, candidates[row], strengths[row])
-        clear_strengths(slots, starts, lengths, positions, sums)
+        clear_strengths(slots, rows, sums)
 
 
 @compiled
@@ -241,78 +240,74 @@ def read_sums(sums, candidates, values):
 
 
 @compiled
-def mark_companions(
-    history, candidates, slot_of, starts, lengths, sizes, positions, counts, sums, bit, sources
-):  # fmt: skip
-    """Do what `PairCounts.mark_companions` says. Arguments from `starts` to `counts`: `Companions`"""
+def mark_companions(history, candidates, slot_of, rows, sums, bit, sources):
+    """Do what `PairCounts.mark_companions` says."""
     for row in range(len(candidates)):
         slots = find_own_slots(history[row], slot_of)
-        add_strengths(slots, 0, starts, lengths, positions, counts, sums)
+        add_strengths(slots, 0, rows, sums)
         for place in range(candidates.shape[1]):
             if sums[candidates[row, place]] > 0.0:
                 sources[row, place] |= bit
-        clear_strengths(slots, starts, lengths, positions, sums)
+        clear_strengths(slots, rows, sums)
 
 
 @compiled
-def find_strongest(slots, starts, lengths, positions):
-    """Return the strongest companions of some slots, int64 [F], ascending, each once."""
+def find_strongest(slots, rows):
+    """Return the strongest companions of some slots, int64 [F], ascending, with repeats."""
+    starts, lengths, _, positions, _ = rows
     listed, n_listed = np.empty(len(slots) * STRONGEST, np.int64), 0
     for slot in slots:
         if slot >= 0:
             for place in range(starts[slot], starts[slot] + min(lengths[slot], STRONGEST)):
                 listed[n_listed] = positions[place]
                 n_listed += 1
-    listed, n_found = np.sort(listed[:n_listed]), 0
-    for position in listed:
-        if n_found == 0 or listed[n_found - 1] != position:
-            listed[n_found] = position
-            n_found += 1
-    return listed[:n_found]
+    return np.sort(listed[:n_listed])
 
 
 @compiled
-def put_companions(
-    history, blocked, blocked_starts, servable,
-    slot_of, starts, lengths, sizes, companions, counts, sums,
-    n_spared, positions, scores,
-):  # fmt: skip
+def put_companions(history, blocked, blocked_starts, servable, slot_of, rows, sums, n_spared, positions, scores):
     """Do what `PairCounts.put_candidates` says. blocked: int64 [P] positions, blocked_starts: int64 [B + 1]: `Blocked`"""
     n_items = len(slot_of) - 1
     most = max(0, min(MOST_CANDIDATES, positions.shape[1] - n_spared))
-    chosen = np.empty(MOST_CANDIDATES, np.int64)
     for row in range(len(positions)):
         slots = find_own_slots(history[row], slot_of)
-        found = find_strongest(slots, starts, lengths, companions)
+        found = find_strongest(slots, rows)
         if len(found) == 0:
             continue
-        add_strengths(slots, 0, starts, lengths, companions, counts, sums)
-        strengths = sums[found]
-        clear_strengths(slots, starts, lengths, companions, sums)
-        n_chosen, n_free, listed, place = 0, 0, np.sort(positions[row]), 0
-        for at in range(len(found)):  # keep what may be served and is not listed; both arrays ascend
-            while place < len(listed) and listed[place] < found[at]:
-                place += 1
-            if servable[found[at]] and not (place < len(listed) and listed[place] == found[at]):
-                found[n_free], strengths[n_free] = found[at], strengths[at]
-                n_free += 1
-        while n_free > 0 and n_chosen < most:
-            best = np.argmax(strengths[:n_free])  # the first of equals
-            if strengths[best] == 0:
-                break
-            position, strengths[best] = found[best], 0.0
-            if not is_among(position, blocked[blocked_starts[row] : blocked_starts[row + 1]]):
-                chosen[n_chosen] = position
-                n_chosen += 1
-        if n_chosen == 0:
-            continue
+        add_strengths(slots, 0, rows, sums)
+        clear(positions[row], sums)
+        clear(blocked[blocked_starts[row] : blocked_starts[row + 1]], sums)
+        chosen = choose_strongest(found, servable, sums, most)
+        clear_strengths(slots, rows, sums)
         end = 0
         while end < positions.shape[1] and positions[row, end] != n_items:
             end += 1
-        first = min(end, positions.shape[1] - n_spared - n_chosen)
+        first = min(end, positions.shape[1] - n_spared - len(chosen))
         score = scores[row, max(first - 1, 0)] if end > 0 else np.float32(0.0)
-        for at in range(n_chosen):
-            positions[row, first + at], scores[row, first + at] = chosen[at], score
+        positions[row, first : first + len(chosen)], scores[row, first : first + len(chosen)] = chosen, score
+
+
+@compiled
+def choose_strongest(found, servable, sums, most):
+    """Return up to `most` servable ones of the companions found, int64 [F]: those with the largest sums, which become 0."""
+    chosen, n_chosen, strengths = np.empty(most, np.int64), 0, np.zeros(len(found), np.float32)
+    for place in range(len(found)):
+        if servable[found[place]]:
+            strengths[place], sums[found[place]] = sums[found[place]], 0.0  # so that a repeat has none
+    while n_chosen < most:
+        best = np.argmax(strengths)  # the first of equals
+        if strengths[best] == 0.0:
+            break
+        chosen[n_chosen], strengths[best] = found[best], 0.0
+        n_chosen += 1
+    return chosen[:n_chosen]
+
+
+@compiled
+def clear(positions, sums):
+    """Set the sums of items, [N] positions, to 0."""
+    for position in positions:
+        sums[position] = 0.0
 
 
 @compiled
