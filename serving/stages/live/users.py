@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +32,11 @@ NO_INTERESTS = np.zeros(MOST_KINDS, np.bool_)
 LARGEST_INT = np.iinfo(np.int64).max
 WAIT_S = 0.1  # for the event that `after` names. It is durable, so only the store of another machine may lack it
 
-RECORD_FIELDS = (
+get_record_fields = itemgetter(
     *("history_ids", "history_s", "session_ids", "session_ms", "session_kinds"),
     *("event_count", "sum_weight", "sum_label", "first_ms", "last_ms"),
 )
-STATE_FIELDS = (
+get_state_fields = attrgetter(
     *("history_ids", "history_times", "history_categories", "history_interests"),
     *("event_count", "sum_weight", "sum_label", "first_time", "last_time"),
 )
@@ -123,16 +124,15 @@ class LiveUsers:
 
     def _make_arguments(
         self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline, names: list[str]
-    ) -> list[np.ndarray]:
+    ) -> tuple:
         """Return the arguments of `write_records`."""
-        fields = [records[name] for name in RECORD_FIELDS]
         interests = NO_INTERESTS
         if names:
             interests = NO_INTERESTS.copy()
             interests[[code for code, name in enumerate(names) if name in self.interests]] = True
-        items, kept = self.items, (interests, np.array([self.repeats]))
-        catalogue = (items.ids, items.table, items.newcomers, self.item_category)
-        return [np.array(rows), *fields, *kept, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
+        catalogue = (self.items.ids, self.items.table, self.items.newcomers)
+        settings = (interests, np.array([self.repeats]), tuple(timeline), catalogue, self.item_category)
+        return np.array(rows), get_record_fields(records), *settings, get_state_fields(state)
 
 
 def drop_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tuple[list[int], np.ndarray]:
@@ -257,21 +257,20 @@ def gather_pairs(distinct, pairs, places):
 
 
 @compiled
-def write_records(
-    rows,
-    history_ids, history_s, session_ids, session_ms, session_kinds,  # records [M]
-    event_count, sum_weight, sum_label, first_ms, last_ms,  # records [M]
-    interests, repeats,  # bool [MOST_KINDS], by the code of an event; bool [1]
-    pause_ends, pauses,  # Timeline
-    catalogue, table, newcomers, item_category,
-    ids, times, categories, interested, counts, weights, labels, first_times, last_times,  # state [B], written
-):  # fmt: skip
+def write_records(rows, records, interests, repeats, timeline, catalogue, item_category, state):
     """Write M records into rows of a state.
 
     A history begins with the items in which the session shows interest since the last positive event. The positive events
     follow; those of the same items are left out unless `repeats` is set. Without positive events, the history is all distinct
     items of the session.
+
+    records: `get_record_fields`, [M]; interests: bool [MOST_KINDS], by the code of an event; repeats: bool [1]
+    timeline: `Timeline`; catalogue: ids, table and newcomers of `ItemIndex`; state: `get_state_fields`, [B], written
     """
+    history_ids, history_s, session_ids, session_ms, session_kinds = records[:5]
+    event_count, sum_weight, sum_label, first_ms, last_ms = records[5:]
+    ids, times, categories, interested, counts, weights, labels, first_times, last_times = state
+    pause_ends, pauses = timeline
     for record in range(len(rows)):
         row = rows[record]
         counts[row], weights[row], labels[row] = event_count[record], sum_weight[record], sum_label[record]
@@ -293,16 +292,15 @@ def write_records(
                 n_kept += 1
         interested[row] = n_kept
         if has_history:
-            n_session = n_kept
+            n_others = 0 if repeats[0] else n_kept
             for place in range(history_ids.shape[1]):
                 item = history_ids[record, place]
-                is_kept = repeats[0] or not np.any(ids[row, :n_session] == item)
-                if item != PAD_ID and n_kept < ids.shape[1] and is_kept:
+                if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_others] == item):
                     ids[row, n_kept] = item
                     times[row, n_kept] = skip_pauses(np.int64(history_s[record, place]), pause_ends, pauses)
                     n_kept += 1
         for place in range(categories.shape[1]):
-            categories[row, place] = item_category[find_position(ids[row, place], catalogue, table, newcomers)]
+            categories[row, place] = item_category[find_position(ids[row, place], *catalogue)]
 
 
 @compiled
