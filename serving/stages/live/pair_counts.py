@@ -83,7 +83,7 @@ class PairCounts:
             self.rows = self.rows.resize(max(self.n_slots, 2 * n_rows), len(self.rows.positions))
         done = 0
         while True:
-            done, self.n_places = count_pairs(pairs, done, self.slot_of, *self.rows, self.n_places, self.most_places)
+            done, self.n_places = count_pairs(pairs, done, self.slot_of, tuple(self.rows), self.n_places, self.most_places)
             if done == 2 * len(pairs):
                 return
             self.rows = self.rows.resize(len(self.rows.starts), 2 * len(self.rows.positions))
@@ -135,21 +135,19 @@ class PairCounts:
 
 
 @compiled
-def count_pairs(pairs, done, slot_of, starts, lengths, sizes, positions, counts, n_places, most_places):
-    """Count pairs, int64 [P, 2], for both of their items. Every item has a slot. Arguments from `starts` on: `Companions`.
-
-    Where an item has no place for another companion, all of its counts fall by one, and companions without a count leave: the
-    algorithm of Misra and Gries. A companion in more than one of KEPT_COMPANIONS + 1 pairs stays, unless the pool is used up;
-    no count is too high.
+def count_pairs(pairs, done, slot_of, rows, n_places, most_places):
+    """Count pairs, int64 [P, 2], for both of their items. Every item has a slot.
 
     done: halves of pairs that are counted already. Returns how many are counted, fewer than 2 * P if the pool is full, and how
     many places of the pool are in use.
     """
+    starts, lengths, sizes, positions, counts = rows
     for half in range(done, 2 * len(pairs)):
         pair, side = half // 2, half % 2
         slot, other = slot_of[pairs[pair, side]], pairs[pair, 1 - side]
         start, length = starts[slot], lengths[slot]
         row_counts = counts[start : start + length]
+        is_full, size = length == sizes[slot], max(FIRST_PLACES, 2 * length)
         if is_among(other, positions[start : start + length]):
             place = start
             while positions[place] != other:
@@ -157,14 +155,15 @@ def count_pairs(pairs, done, slot_of, starts, lengths, sizes, positions, counts,
             first = start + find_first_equal(row_counts, counts[place])  # counts stay sorted if it moves there
             positions[place], positions[first] = positions[first], other
             counts[first] += 1.0
-        elif length == KEPT_COMPANIONS or (length == sizes[slot] and n_places + max(FIRST_PLACES, 2 * length) > most_places):
+        elif length == KEPT_COMPANIONS or (is_full and n_places + size > most_places):
+            # As Misra and Gries do: all counts fall by one, and companions without a count leave. A companion in more than
+            # KEPT_COMPANIONS + 1 pairs stays, unless the pool is used up; no count is too high.
             lengths[slot] = find_first_equal(row_counts, np.float32(1.0))
             row_counts -= 1.0
+        elif is_full and n_places + size > len(positions):
+            return half, n_places
         else:
-            if length == sizes[slot]:
-                size = max(FIRST_PLACES, 2 * length)
-                if n_places + size > len(positions):
-                    return half, n_places
+            if is_full:  # the row moves to one of twice its size
                 positions[n_places : n_places + length] = positions[start : start + length]
                 counts[n_places : n_places + length] = row_counts
                 starts[slot], sizes[slot], start = n_places, size, n_places
