@@ -161,19 +161,18 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
                     best, least = column, draw
         if best < 0:
             continue
-        stays, is_drawn = False, False
+        stays = drawn_before = False
         for earlier in range(place + 1):  # a list that ends here already shows all its candidates
             stays |= list_columns[earlier] < 0 or first <= positions[row, list_columns[earlier]] < end
-            is_drawn |= list_propensities[earlier] != 1.0
-        if is_drawn:
+            drawn_before |= list_propensities[earlier] != 1.0
+        if drawn_before:
             list_propensities[place:] = UNKNOWN
         if stays:
             continue
         if draw_uniform(seed, user_ids[row], EXPLORE_DRAW) >= share:
             list_propensities[place] *= 1.0 - share
             continue
-        target = find_target(best, list_columns, positions[row], items, place)
-        later = target
+        later = target = find_target(best, list_columns, positions[row], items, place)
         while later > place:
             earlier = later - 1
             while is_pinned(list_columns[earlier], positions[row], items):  # `place` itself is free
@@ -182,11 +181,10 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
             later = earlier
         list_columns[place] = best
         list_propensities[place] *= share / n_new
-        is_drawn = False
-        for later in range(place + 1, len(list_columns)):
-            is_drawn |= later <= target and list_propensities[later] != 1.0
-            if is_drawn:
-                list_propensities[later] = UNKNOWN
+        for moved in range(place + 1, target + 1):
+            if list_propensities[moved] != 1.0:
+                list_propensities[moved:] = UNKNOWN
+                break
 
 
 @compiled
