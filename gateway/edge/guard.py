@@ -165,7 +165,8 @@ class Guard:
 
     def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
         """Raise Refused for a path that is not UTF-8, headers that are too large, or a body that is chunked or compressed."""
-        if b"%" in scope["raw_path"] and not _is_utf8(unquote_to_bytes(scope["raw_path"])):  # the ids in it would be lost
+        # The server's decoder replaces bytes that are not UTF-8, which would lose the ids in them.
+        if b"%" in scope["raw_path"] and scope["path"].encode() != unquote_to_bytes(scope["raw_path"]):
             raise Refused(400, "INVALID_ARGUMENT", "The path is not UTF-8; expected each id in UTF-8, percent-encoded.")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
             message = f"The headers have more than {self._settings.header_bytes:,} bytes. Send fewer or shorter ones."
@@ -243,14 +244,6 @@ def _is_address(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        return False
-    return True
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
         return False
     return True
 
