@@ -135,11 +135,9 @@ def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[l
     A live event holds the hash of a text id. Without its text no answer could name the item, and a mistyped id would be one.
     """
     logged = [batch.take(find_log_rows(batch.headers)) for batch in batches]
-    is_named = [np.isin(batch.headers["item_id"], item_ids) for batch in logged]
-    left_out = np.concatenate(
-        [np.empty(0, np.int64), *(b.headers["item_id"][~n] for b, n in zip(logged, is_named, strict=True))]
-    )
-    named = [batch.take(np.flatnonzero(rows)) for batch, rows in zip(logged, is_named, strict=True)]
+    logged_ids = np.concatenate([np.empty(0, np.int64), *(batch.headers["item_id"] for batch in logged)])
+    left_out = logged_ids[~np.isin(logged_ids, item_ids)]
+    named = [batch.take(np.flatnonzero(np.isin(batch.headers["item_id"], item_ids))) for batch in logged]
     if not len(left_out):
         return named, []
     return named, [
