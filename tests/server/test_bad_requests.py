@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from experiments.forged import forge_fields, forge_http, forge_request, forge_stage_request
+from experiments.forged import Known, forge_fields, forge_http, forge_request, forge_stage_request
 from experiments.malformed import send_grpc, send_http
 from server.processes import find_server_members
 from serving.contract.tensors import LIVE_MODELS, PAD_ID, STAGES, make_ensemble_spec, make_live_specs, pack_records
@@ -152,12 +152,16 @@ def test_no_message_shows_the_servers_paths(client):
 
 def test_forged_records_never_show_a_score_that_is_no_number(client, repository):
     rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
-    spec, known = pipeline.specs["rerank"], infer(client, user_id=[1])["item_ids"][0]
+    spec, shown_ids, known = (
+        pipeline.specs["rerank"],
+        infer(client, user_id=[1])["item_ids"][0],
+        Known.read(repository, pipeline),
+    )
     outcomes = Counter[str]()
     for number in range(60):
-        fields = forge_fields(spec, pipeline.info.generation, rng)
+        fields = forge_fields(spec, pipeline.info.generation, known, rng)
         if number % 2:  # what an honest ranker could have said, but for repeated items
-            fields["candidate_ids"][:] = rng.choice(known, fields["candidate_ids"].shape)
+            fields["candidate_ids"][:] = rng.choice(shown_ids, fields["candidate_ids"].shape)
         if number % 3 == 0:
             fields["rank_scores"][:] = np.nan
         record = pack_records(spec.inputs, fields)["ranked"]
@@ -180,10 +184,11 @@ def test_malformed_requests_and_forged_records_harm_nobody(server, client, repos
     rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
     before, answer = {process.pid for process in find_server_members(server.state.tag)}, infer(client, user_id=[1])
     recommend, generation = make_ensemble_spec(pipeline.specs), pipeline.info.generation
-    broken = [forge_request(recommend, rng) for _ in range(200)]
-    forged = [forge_stage_request(pipeline.specs[STAGES[i % 4]], generation, rng) for i in range(200)]
+    known = Known.read(repository, pipeline)
+    broken = [forge_request(recommend, known, rng) for _ in range(200)]
+    forged = [forge_stage_request(pipeline.specs[STAGES[i % 4]], generation, known, rng) for i in range(200)]
     live = make_live_specs(tuple(column.tensor for column in pipeline.info.context))
-    writes = [forge_request(live[LIVE_MODELS[i % 2]], rng) for i in range(200)]
+    writes = [forge_request(live[LIVE_MODELS[i % 2]], known, rng) for i in range(200)]
     pipeline.close()
     of_writes = send_grpc(server.grpc_url, writes)
     assert of_writes["OK"] == 0, of_writes

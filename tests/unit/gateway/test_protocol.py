@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.forged import forge_rest
+from experiments.forged import Known, forge_rest, forge_rest_write
 from experiments.malformed import send_http
 from gateway.edge import protocol
 from gateway.settings import GatewaySettings
@@ -136,13 +136,18 @@ def test_pipelined_requests_are_answered_one_after_the_other(address):
 def test_nonsense_is_answered_or_refused_and_never_an_error_of_ours(gateway):
     """A slice of `python -m experiments.malformed`, which sends the like to a gateway with a tritonserver behind it."""
     settings, rng = GatewaySettings(burst=10_000), np.random.default_rng(0)
+    ids, names = np.array([1, 2, 3]), ("1", "2", "3")
+    known = Known(ids, ids, np.zeros(0, np.int64), ("mugs",), names, names)
     with listening(gateway().app, settings) as address:
         port = int(address.partition(":")[2])
-        statuses = send_http(port, [forge_rest(rng) for _ in range(300)])
+        statuses = send_http(port, [forge_rest(known, rng) for _ in range(300)])
+        writes = send_http(port, [forge_rest_write(rng) for _ in range(300)])
         assert send_http(port, [LAST]) == {"200": 1}
     assert statuses.keys() <= {"200", "400", "404", "503"}, statuses  # 503: there is no live store to explain from
     assert statuses["200"] > 10
     assert statuses["400"] > 100
+    assert writes.keys() <= {"200", "207", "400"}, writes  # this server takes any column
+    assert writes["400"] > 100
 
 
 def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatch):
