@@ -127,7 +127,7 @@ def measure_grpc(
 
 
 def make_figures(load: str, values: dict[str, float], idle_ms: float) -> list[Figure]:
-    """Return the figures of `measure_overload` with their bounds, which hold at the peak as beyond it.
+    """Return the figures of `measure_overload` or `measure_grpc` with their bounds, which hold at the peak as beyond it.
 
     load: begins their names; idle_ms: p99 of an idle server
     """
@@ -164,8 +164,8 @@ def main(
                 figures += make_figures(f"{factor} times the peak, deadline {deadline_ms} ms", values, idle_ms)
         figures.append(Figure(name="memory afterwards over before", values=[served.measure_rss_mb() / before_mb], at_most=1.25))
         for deadline, words in ((500, "deadline of 0.5 s"), (None, "no deadline")):
-            for name, value in measure_grpc(served, 3.5, peak, deadline, seconds).items():
-                figures.append(Figure(name=f"gRPC at 3.5 times the gateway's peak, {words}: {name}", values=[value]))
+            load = f"gRPC at 3.5 times the gateway's peak, {words}"
+            figures += make_figures(load, measure_grpc(served, 3.5, peak, deadline, seconds), idle_ms)
     command = f"python -m experiments.overload --repo {repo} --seconds {seconds:g}"
     finish("overload", "More load than can be answered", command, f"{seconds:g} s each", figures, results, machine)
 

@@ -52,6 +52,13 @@ def test_a_models_costs_are_those_where_it_costs_most():
     assert table.splitlines()[2:] == ["| `graph` | 30 µs | 130 µs | 300 µs | 0.25 | b:c |"]
 
 
+def test_goodput_under_overload_is_held_to_one_bound():
+    """Over REST and over gRPC, with a deadline and without: a failure is nowhere shown as a mere number."""
+    bounds = {record.figure: record.at_least for record in read_results()["overload"].figures if "goodput" in record.figure}
+    assert len(bounds) == 8
+    assert set(bounds.values()) == {0.8}
+
+
 def test_the_summary_is_short():
     assert len(SUMMARY) <= 12
 
