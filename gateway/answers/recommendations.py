@@ -35,8 +35,9 @@ from triton_recommender import (
 
 log = logging.getLogger("gateway")
 
-DEFAULT_K = 20
 GRACE_S = 0.05  # after the deadline, so that the client raises its own, more telling timeout first
+TOO_MANY = "k is {k}; this server returns {most} items at most. Ask for fewer, or export with a larger K."
+TOO_MANY_NAMED = "among has {count} items; expected 1 to {most}. Send fewer."
 UNKNOWN_CATEGORY = "category is {category!r}, which no item has, so the list is empty. Correct the name."
 UNKNOWN_ITEMS = "{name} names items that are not in the catalogue and have no effect: {items}. Correct the ids."
 DEGRADED_NAMES = {
@@ -112,6 +113,7 @@ class Answering:
         except Exception as error:  # of any kind: the shop must get items to show
             if not question.fallback:
                 raise
+            self._refuse_larger(question, query)
             self._report_failure(error, request_id)
             content = self._build_popular(question, query, is_known, request_id, enrolment)
             return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
@@ -143,6 +145,7 @@ class Answering:
         reason: why no server is asked, as the metric of fallbacks counts it
         """
         query, is_known = await self._make_query(question)
+        self._refuse_larger(question, query)
         self._metrics.fallbacks.labels(reason).inc()
         return Answered(self._build_popular(question, query, is_known, uuid.uuid4().hex, NO_EXPERIMENT), {})
 
@@ -154,6 +157,17 @@ class Answering:
         query = replace(query, after=question.after, category=question.category, among=among)
         visitor_id = find_visitor_id(query)
         return query, None if visitor_id is None else visitor_id in known
+
+    def _refuse_larger(self, question: Question, query: Query) -> None:
+        """Raise InvalidRequest for what the server would refuse as too much, if it answered.
+
+        Only before popular items, because the server may answer with a generation of other sizes than the gateway knows.
+        """
+        axes = self._shop.published.info.axes
+        if question.k is not None and question.k > axes.items_returned:
+            raise InvalidRequest(TOO_MANY.format(k=question.k, most=axes.items_returned))
+        if query.among is not None and len(query.among) > axes.candidates:
+            raise InvalidRequest(TOO_MANY_NAMED.format(count=len(query.among), most=axes.candidates))
 
     async def _add_reasons(
         self, items: list[dict[str, Any]], query: Query, request_id: str, shown: Shown, challenger: int | None, left_s: float
@@ -232,7 +246,8 @@ class Answering:
         among = None if query.among is None else list(map(int, query.among))
         had = query.history or () if among is None else ()  # a caller who names an item wants its place
         hidden = set(map(int, (*query.exclude, *had)))
-        popular = self._shop.pick_popular(hidden, question.context, question.k or DEFAULT_K, question.category, among)
+        count = question.k or self._shop.published.info.axes.items_returned
+        popular = self._shop.pick_popular(hidden, question.context, count, question.category, among)
         items = self._shop.list_items(popular, [None] * len(popular))
         if question.reasons:
             items = [item | {"reasons": None} for item in items]
