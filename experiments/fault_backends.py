@@ -21,7 +21,7 @@ from server.start.ports import find_free_port
 from serving.contract.artifacts import STAGE_FILE, find_stage_folder
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import LIVE_MODELS, STAGES
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 
 TOPIC = "shop-events"
 LAST_SLOT = 16_383
@@ -150,15 +150,21 @@ def depend_on(repo: Path, brokers: str, nodes: str = "") -> None:
     brokers: host:port, comma-separated; nodes: of Redis, in the same form, "" for none
     """
     generation = read_pinned_generation(repo)
+    whole = repo / ENSEMBLE / str(generation) / STAGE_FILE
+    if whole.exists():  # in the fused layout, where the one model reads users as this file says; `seal_again` seals it too
+        change_stage(whole, nodes, {})
     for name in (*STAGES, *LIVE_MODELS):
-        folder = find_stage_folder(repo, name, generation)
-        path = folder / STAGE_FILE
-        stage = json.loads(path.read_text()) | {"live_redis": nodes}
-        if name in LIVE_MODELS:
-            stage["settings"] |= {"brokers": brokers, "topic": TOPIC}
-        path.unlink()  # it is read-only
-        path.write_text(json.dumps(stage))
+        settings = {"brokers": brokers, "topic": TOPIC} if name in LIVE_MODELS else {}
+        change_stage(find_stage_folder(repo, name, generation) / STAGE_FILE, nodes, settings)
         seal_again(repo, generation, name)
+
+
+def change_stage(path: Path, nodes: str, settings: dict[str, str]) -> None:
+    """Replace a stage.json by one with other nodes of Redis and further settings."""
+    stage = json.loads(path.read_text())
+    stage |= {"live_redis": nodes, "settings": stage["settings"] | settings}
+    path.unlink()  # it is read-only
+    path.write_text(json.dumps(stage))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from server import supervisor
 from server.helpers import generation_helpers
 from server.launcher import TritonServer
 from server.processes import runs_module
-from serving.contract.tensors import Degraded
+from serving.contract.tensors import OBSERVE, Degraded
 from serving.pipeline import Pipeline
 from serving.stages.live.measurements import PREFIX, REDIS_SILENT
 from serving.tables.formats.redis_layout import name_value_hash
@@ -27,7 +27,7 @@ from serving.tables.updates.publisher import Publisher
 from tests.monitoring import BACKEND_METRICS, named_metrics
 from tests.present import present
 from tests.repositories import copy_small_fused_repository
-from tests.server.requests import infer
+from tests.server.requests import infer, infer_tensors
 from tests.server.test_tables import settings_of, table_metrics, with_tables
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisCluster
@@ -37,6 +37,7 @@ if shutil.which("redis-server") is None:
     pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)
 
 USERS = list(range(8))
+STRANGER = 10**6  # whom no export knows
 LITTLE = "30 KiB"  # of L1, in which a fourth of the rows of items have room: the others are read from below
 
 
@@ -186,12 +187,52 @@ def find_sharing(server: TritonServer) -> psutil.Process | None:
     return next(own, None)
 
 
-def test_the_metrics_say_that_sharing_is_silent_and_an_alert_asks_for_them(tmp_path, launch, cluster):
-    repo = copy_small_fused_repository(tmp_path / "shared")
-    depend_on(repo, brokers="", nodes=cluster.address)
-    server = launch(repo)
+@pytest.fixture(scope="module")
+def users_in_redis(tmp_path_factory) -> Iterator[tuple[TritonServer, RedisCluster]]:
+    """Yield a server that reads its users from a cluster, and the cluster."""
+    folder = tmp_path_factory.mktemp("shared")
+    repo, nodes = copy_small_fused_repository(folder / "repository"), RedisCluster(folder / "redis")
+    depend_on(repo, brokers="", nodes=nodes.address)
+    with TritonServer(repo, run_dir=folder / "run") as server:
+        yield server, nodes
+    nodes.stop()
+
+
+def test_the_metrics_say_that_sharing_is_silent_and_an_alert_asks_for_them(users_in_redis):
+    server, _ = users_in_redis
     until(lambda: 0 <= silent_s(server) < 3)
     with keep_paused(present(find_sharing(server)).pid):
         until(lambda: silent_s(server) > 7)  # while it runs, it gives a sign of life every 5 s
     until(lambda: 0 <= silent_s(server) < 3)
     assert f"{PREFIX}_{REDIS_SILENT}" in named_metrics() & BACKEND_METRICS
+
+
+def test_without_the_users_of_redis_answers_say_so_and_no_event_is_lost(users_in_redis):
+    """Of a cluster that is paused, and of one that is killed and comes back empty."""
+    server, nodes = users_in_redis
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+
+        def ask() -> tuple[list[int], int]:
+            answer = infer(client, user_id=[STRANGER])
+            return answer["item_ids"][0].tolist(), int(answer["degraded"].item())
+
+        def buy(item: int) -> None:
+            infer_tensors(client, OBSERVE, user_id=[[STRANGER]], item_id=[[item]])
+
+        until(lambda: ask()[1] == 0)
+        first, second, third = ask()[0][:3]
+        buy(first)
+        until(lambda: first not in ask()[0])
+        for node in nodes.nodes:
+            node.freeze()
+        until(lambda: ask()[1] == Degraded.LIVE)
+        assert first in ask()[0]  # the generation knows nothing of this user
+        buy(second)
+        for node in nodes.nodes:
+            node.thaw()
+        until(lambda: ask()[1] == 0 and not {first, second} & set(ask()[0]))
+        nodes.kill()
+        until(lambda: ask()[1] == Degraded.LIVE)
+        buy(third)
+        nodes.start()
+        until(lambda: ask()[1] == 0 and not {first, second, third} & set(ask()[0]))

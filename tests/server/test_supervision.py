@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import numpy as np
@@ -13,6 +15,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from experiments.faults import Site, change_for_now, take_port, truncate
 from export.continuous.follow import challenge
 from export.relayout import relayout
 from repository.challenger import read_challengers
@@ -105,6 +108,38 @@ def test_a_changed_artifact_is_not_served(shop, monkeypatch):
     path.write_bytes(published)
     shop.recover()
     control.activate(shop.state, shop.state.generation, shop.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "change"), [("retrieve", "item_vectors.npy", Path.unlink), (ENSEMBLE, "popular.json", truncate)]
+)
+def test_while_an_artifact_of_a_stage_is_gone_or_one_of_the_gateway_is_cut_short_popular_items_answer(
+    shop, model, name, change
+):
+    """The gateway has read its own before."""
+    expected, before = shop.ask_in_full()["items"], shop.state
+    with change_for_now(find_stage_folder(shop.repo, model, before.generation) / name, change):
+        shop.wait(lambda: not shop.is_ready() and name in examine(before.grpc_url, shop.state).fault)
+        assert shop.ask()["degraded"] == ["gateway_fallback"]
+    shop.recover()
+    assert shop.state.pid != before.pid
+    assert shop.ask_in_full()["items"] == expected
+
+
+def test_a_restart_waits_for_a_port_that_another_process_has_taken(shop):
+    """The supervisor names the port. The gateway gets no answer from the other process, and shows popular items."""
+    before, site = shop.state, SimpleNamespace(served=shop, supervisor=find_watch(shop))
+    with take_port(cast(Site, site)):
+        shop.wait(lambda: "restart failed" in read_last_line(shop))
+        assert str(before.ports.grpc) in read_last_line(shop)
+        assert shop.ask()["degraded"] == ["gateway_fallback"]
+    shop.recover()
+    assert (shop.state.ports, shop.state.pid != before.pid) == (before.ports, True)
+
+
+def read_last_line(shop: Supervised) -> str:
+    """Return the last line of the supervisor's log."""
+    return watch.read_last_lines(shop.run_dir, shop.grpc_port, 1)[0]
 
 
 def test_no_answer_comes_from_a_mapped_file_that_is_being_written(shop):
