@@ -29,7 +29,7 @@ from serving.stages.features.user_store import FeatureStore, UserStore, name_fea
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
-from serving.stages.live.measurements import VISIBLE
+from serving.stages.live.measurements import VISIBLE, measure_times
 from serving.stages.live.user_trends import UserTrends
 from serving.stages.live.users import LiveUsers
 
@@ -182,4 +182,4 @@ class Preprocess:
         if self.drift:
             yield from self.drift.list_measurements()
         if self.inputs.live:
-            yield from self.inputs.live.visible.list_measurements(VISIBLE)
+            yield from measure_times(VISIBLE, self.inputs.live.visible)

@@ -11,7 +11,8 @@ The semantics are HPS's. With a threshold above 1, lookups wait for every miss, 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,7 @@ class LeveledTables:
             self._misses.degraded_lookups += not intact
             for name, miss in waiting.items():
                 self._answer(miss, fetched[name])
-            self._misses.add(int((time.perf_counter() - started_s) * 1e6))
+            self._misses.waits.add(time.perf_counter() - started_s)
             self.filler.enqueue(fetched)
         return not intact
 
@@ -215,7 +216,7 @@ class LeveledTables:
                 at_once[name] += reader.reads
         return Metrics(
             tables={name: self._read_table_metrics(table, at_once[name]) for name, table in self.tables.items()},
-            misses=replace(self._misses, buckets=list(self._misses.buckets)),
+            misses=deepcopy(self._misses),
             failures={level.name: level.breaker.failures for level in levels},
             down={level.name: str(level.breaker.last_error) for level in levels if level.breaker.last_error is not None},
         )

@@ -18,15 +18,10 @@ def measure_tables(metrics: Metrics) -> Iterator[Measurement]:
     yield _make_gauge(
         "hit_rate_overall", "Share of the rows of all tables that any level answered with the key's own row", metrics.hit_rate
     )
-    yield _make_counter("misses_total", "Requests with rows that the first level lacked", sum(misses.buckets))
-    yield _make_counter("miss_seconds_total", "Time such requests waited for the levels below", misses.total_us / 1e6)
-    for share in (0.5, 0.99):
-        yield _make_gauge(
-            "miss_latency_seconds",
-            "Time that such requests waited, quantiles (upper bounds)",
-            misses.compute_quantile_us(share) / 1e6,
-            quantile=str(share),
-        )
+    yield from misses.waits.list_measurements(
+        "recommender_table_miss_latency_seconds",
+        "Time that requests waited for rows that the first level lacked",
+    )
     yield _make_counter("degraded_lookups_total", "Lookups that needed a level which was down", misses.degraded_lookups)
     yield _make_counter(
         "insertions_dropped_total", "Insertions that found no room in the queue or in Redis", misses.insertions_dropped
@@ -61,12 +56,12 @@ def _measure_memory(name: str, table: TableMetrics) -> Iterator[Measurement]:
 
 def _measure_updates(name: str, table: TableMetrics) -> Iterator[Measurement]:
     updater = table.updater
-    yield _make_gauge(
-        "updates_applied", "Rows updated on this machine since its tables were opened", updater.rows_applied, table=name
+    yield _make_counter(
+        "updates_applied_total", "Rows updated on this machine since its tables were opened", updater.rows_applied, table=name
     )
-    yield _make_gauge("updates_rejected", "Update messages refused as malformed", updater.messages_rejected, table=name)
-    yield _make_gauge(
-        "updates_lost", "Update messages that brokers removed before they were read", updater.messages_lost, table=name
+    yield _make_counter("updates_rejected_total", "Update messages refused as malformed", updater.messages_rejected, table=name)
+    yield _make_counter(
+        "updates_lost_total", "Update messages that brokers removed before they were read", updater.messages_lost, table=name
     )
     yield _make_gauge("update_lag_seconds", "From the producer's time stamp to visible", updater.lag_ms / 1e3, table=name)
     yield _make_gauge(

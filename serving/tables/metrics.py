@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-LATENCY_BUCKETS = 24  # bucket b counts misses that took less than 2^b µs, and not less than half of that
+from serving.contract.measurements import Histogram
+
+WAIT_BOUNDS_S = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)  # from shared memory to a slow disk
 
 
 @dataclass
@@ -76,23 +78,9 @@ class TableMetrics:
 class MissCounts:
     """Requests with misses: durations of the wave below L1, and other counts."""
 
-    buckets: list[int] = field(default_factory=lambda: [0] * LATENCY_BUCKETS)
-    total_us: int = 0
+    waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
     degraded_lookups: int = 0  # a level that was needed was down
     insertions_dropped: int = 0  # background work dropped because its queue or Redis was full
-
-    def add(self, duration_us: int) -> None:
-        self.buckets[min(duration_us.bit_length(), LATENCY_BUCKETS - 1)] += 1
-        self.total_us += duration_us
-
-    def compute_quantile_us(self, share: float) -> int:
-        """Return the upper bound of the bucket that holds the quantile; 0 without misses."""
-        needed, seen = share * sum(self.buckets), 0
-        for bucket, count in enumerate(self.buckets):
-            seen += count
-            if count and seen >= needed:
-                return 1 << bucket
-        return 0
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-import numpy as np
-
-from serving.contract.measurements import COUNTER, GAUGE, Measurement
+from serving.contract.measurements import COUNTER, GAUGE, Histogram, Measurement
 from serving.live.store import Store
 
 PREFIX = "recommender_live"
-SHARES = (0.5, 0.99)
+BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0)  # alerts compare with 0.1 and 1
 ACKNOWLEDGEMENT, VISIBLE, REFUSED = "acknowledgement_seconds", "visible_seconds", "refused_events_total"
 STORE = {  # name -> description
     "events_total": "Events of the log, ever",
@@ -38,28 +36,19 @@ STATED = {  # current values that the helpers state
 SILENT, REDIS_SILENT = "kafka_silent_seconds", "redis_silent_seconds"
 KAFKA, REDIS = "kafka", "redis"  # what a helper depends on: the first word of its metrics
 TIMES = {
-    ACKNOWLEDGEMENT: "From a batch's arrival at the model until it is durable, quantiles of the latest ones",
-    VISIBLE: "Age of an event as the answer that names it by `after` is prepared, quantiles of the latest ones",
+    ACKNOWLEDGEMENT: "From a batch's arrival at the model until it is durable",
+    VISIBLE: "Age of an event as the answer that names it by `after` is prepared",
 }
 
 
-class RecentTimes:
-    """The latest `size` times of one kind, in seconds."""
+def make_histogram() -> Histogram:
+    """Return an empty histogram for one of TIMES."""
+    return Histogram(BOUNDS_S)
 
-    def __init__(self, size: int = 1_024) -> None:
-        self._seconds, self._count = np.zeros(size), 0
 
-    def add(self, seconds: float) -> None:
-        """Add a time, in place of the oldest one."""
-        self._seconds[self._count % len(self._seconds)] = seconds
-        self._count += 1
-
-    def list_measurements(self, name: str, **labels: str) -> Iterator[Measurement]:
-        """Yield one measurement per quantile of SHARES, once there are times. name: a key of TIMES"""
-        known = self._seconds[: self._count]
-        for share in SHARES if len(known) else ():
-            value = float(np.quantile(known, share))
-            yield Measurement(f"{PREFIX}_{name}", TIMES[name], GAUGE, labels | {"quantile": f"{share:g}"}, value)
+def measure_times(name: str, times: Histogram, **labels: str) -> Iterator[Measurement]:
+    """Yield the measurements of a histogram. name: a key of TIMES"""
+    return times.list_measurements(f"{PREFIX}_{name}", TIMES[name], **labels)
 
 
 def measure_free_rows(count: int) -> Measurement:
@@ -68,11 +57,11 @@ def measure_free_rows(count: int) -> Measurement:
     return Measurement(f"{PREFIX}_free_item_rows", description, GAUGE, {}, float(count))
 
 
-def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Measurement]:
+def measure_model(model: str, times: Histogram, refused: int) -> Iterator[Measurement]:
     """Yield the measurements of `observe` or `upsert`. refused: malformed events so far"""
     description = "Events refused as malformed, also each row of a request that lacks a required tensor"
     yield Measurement(f"{PREFIX}_{REFUSED}", description, COUNTER, {"model": model}, float(refused))
-    yield from times.list_measurements(ACKNOWLEDGEMENT, model=model)
+    yield from measure_times(ACKNOWLEDGEMENT, times, model=model)
 
 
 def measure_store(store: Store, now_ms: int, limit_bytes: int, used: Collection[str]) -> Iterator[Measurement]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import RequestError
-from serving.contract.measurements import Measurement
+from serving.contract.measurements import Histogram, Measurement
 from serving.contract.tensors import STAGES
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
@@ -27,7 +27,7 @@ from serving.live.sequences import mark_sequences
 from serving.live.store import DEFAULT_BYTES, find_live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
 from serving.stages.features.user_files import UserFiles
-from serving.stages.live.measurements import KAFKA, REDIS, RecentTimes, measure_model, measure_store
+from serving.stages.live.measurements import KAFKA, REDIS, make_histogram, measure_model, measure_store
 
 Arrays = dict[str, np.ndarray]
 Model = TypeVar("Model", bound="LiveModel")
@@ -81,7 +81,7 @@ class LiveModel:
     settings: LiveSettings
     machine: str
     now_ms: Callable[[], int] = read_wall_clock_ms
-    times: RecentTimes = field(default_factory=RecentTimes)
+    times: Histogram = field(default_factory=make_histogram)
     refused: int = 0
 
     @classmethod

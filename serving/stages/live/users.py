@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serving.contract.errors import DependencyError
+from serving.contract.measurements import Histogram
 from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, PAD_ID, Degraded
 from serving.live.layout import Layout
 from serving.live.reader import PAIR, UserReader, UserSnapshot
@@ -24,7 +25,7 @@ from serving.live.timeline import Timeline
 from serving.loops.compiled import compiled, find_entry_point
 from serving.stages.features.ids import ItemIndex, find_position
 from serving.stages.features.user_state import UserState
-from serving.stages.live.measurements import RecentTimes
+from serving.stages.live.measurements import make_histogram
 
 SESSION_GAP_MS = 1_800_000  # an item seen longer than this before the latest event is no longer part of the session
 MOST_KINDS = 256  # codes of events
@@ -59,7 +60,7 @@ class LiveUsers:
     repeats: bool = False
     timelines: dict[tuple[int, int, int], Timeline] = field(default_factory=dict)
     write: Callable = field(default_factory=lambda: write_records)
-    visible: RecentTimes = field(default_factory=RecentTimes)
+    visible: Histogram = field(default_factory=make_histogram)
 
     def update(self, state: UserState, after: np.ndarray, clock_s: int) -> tuple[int, np.ndarray]:
         """Overwrite a generation's state, whose arrays must be writable, with live records.

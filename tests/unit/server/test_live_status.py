@@ -95,7 +95,7 @@ def test_a_fault_is_a_warning_that_names_the_log(told, values, said, tmp_path):
 
 def test_what_is_not_known_is_said_to_be_unknown(told):
     assert [line.partition(": not known, because ")[2][:20] for line in told({})] == ["the metrics page of "] * 2
-    others = {"visible_seconds": 0.1, "free_item_rows": 5}  # of other models than `observe`
+    others = {"visible_seconds_sum": 0.1, "free_item_rows": 5}  # of other models than `observe`
     assert [line.partition(": not known, because ")[2][:20] for line in told(others)] == ["the metrics page of "] * 2
     without = {name: value for name, value in WELL.items() if not name.endswith("silent_seconds")}
     kafka, redis = told(without)

@@ -30,5 +30,6 @@ def test_every_value_has_a_name_of_its_own_and_counters_only_grow(source, open_t
     assert before[("recommender_table_hit_rate_overall",)] == 151 / 152
     assert before["recommender_table_resident_rows", ("table", "items"), ("level", "l2")] == 32
     assert before["recommender_table_level_down", ("level", "source")] == 0
-    assert before[("recommender_table_misses_total",)] == 3
-    assert before[("recommender_table_miss_seconds_total",)] > 0
+    assert before[("recommender_table_miss_latency_seconds_count",)] == 3
+    assert before["recommender_table_miss_latency_seconds_bucket", ("le", "+Inf")] == 3
+    assert before[("recommender_table_miss_latency_seconds_sum",)] > 0
