@@ -131,6 +131,17 @@ def test_durations_are_histograms():
     assert [query for query in drawn if not quantiles.match(query)] == []
 
 
+def test_metrics_that_the_documentation_names_in_full_are_published():
+    published = published_metrics()
+    shown = published | {re.sub(r"_(bucket|sum|count)$", "", name) for name in published}
+    pages = [*(PROJECT / "docs").glob("*.md"), DEPLOY / "README.md"]
+    named = {name for page in pages for name in re.findall(r"`(recommender_(?:live|table)_\w+)`", page.read_text())}
+    live_page = (PROJECT / "docs" / "live.md").read_text()
+    named |= {f"{live.PREFIX}_{name}" for name in re.findall(r"`…_((?:kafka|redis)_\w+)`", live_page)}
+    assert len(named) >= 6
+    assert named - shown == set()
+
+
 SLO_ALERT = r'_summary_us\{model="recommend",quantile="([\d.]+)"\}\) > (\d+)'
 
 
