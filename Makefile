@@ -191,8 +191,9 @@ audit: setup ## look all pinned packages up in the list of known vulnerabilities
 	@mkdir -p .run && grep -hoE '^[A-Za-z0-9._-]+==[^ ;\\+]+' requirements/dev.txt requirements/deploy.txt | sort -u > .run/audited.txt  # no hashes, no +cpu
 	@.venv/bin/uv tool run --from pip-audit==2.10.1 pip-audit --strict --progress-spinner off --no-deps --disable-pip -r .run/audited.txt
 
-docs: setup ## what is generated in docs/ (settings, results, sizing), and the summary in README.md
+docs: setup ## what is generated in docs/ (settings, results, sizing, API), and the summary in README.md
 	@$(PY) -m export settings-doc
+	@$(PY) -m gateway openapi-doc
 	@$(PY) -m experiments.results
 	@$(PY) -m experiments.sizing page
 

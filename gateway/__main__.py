@@ -1,4 +1,4 @@
-"""Run the gateway, or make a bearer token: python -m gateway serve | token."""
+"""Run the gateway, or make a bearer token: python -m gateway serve | token | openapi-doc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 import uvloop
 
 import gateway.quiet_grpc  # noqa: F401  before anything imports grpc
-from gateway.app import create_app
+from gateway.app import OPENAPI, compose_openapi, create_app
 from gateway.edge.protocol import make_http_server, open_socket
 from gateway.edge.tokens import add_token, read_tokens
 from gateway.edge.tracing import start_tracing
@@ -75,6 +75,13 @@ def token(
 ) -> None:
     """Make a bearer token and print it. It cannot be shown again."""
     typer.echo(add_token(file, name))
+
+
+@app.command()
+def openapi_doc() -> None:
+    """Write docs/openapi.json anew, from the routes."""
+    OPENAPI.write_text(compose_openapi())
+    typer.echo(f"wrote {OPENAPI}")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as PathParameter
@@ -46,12 +46,19 @@ from gateway.readiness import SILENT, Readiness
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from live.exposures import ExposureLog
+from repository.code import PROJECT
 from repository.generations import find_newest
 from repository.rounds import read_round, read_running
 from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
 CONSOLE = Path(__file__).parent / "console"
+OPENAPI = PROJECT / "docs" / "openapi.json"
+APP: dict[str, Any] = {
+    **{"title": "Recommender gateway", "version": "1", "docs_url": None, "redoc_url": None},
+    # A redirect would name the address that the request states, and HTTP where a proxy in front speaks HTTPS.
+    "redirect_slashes": False,
+}
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
 PathId = Annotated[str, PathParameter(min_length=1)]  # of routes with `:path`, because ids may contain `/`
 SessionId = Annotated[str, PathParameter(min_length=1, max_length=MOST_SESSION_CHARACTERS)]
@@ -113,9 +120,7 @@ def create_app(
             if client is not None:
                 await client.close()
 
-    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
-    # A redirect would name the address that the request states, and HTTP where a proxy in front speaks HTTPS.
-    app = Described(title="Recommender gateway", version="1", lifespan=lifespan, redirect_slashes=False, **pages)
+    app = Described(lifespan=lifespan, **APP)
     answer = partial(answer_recommendations, answering, settings)
     if traced:
         app.add_middleware(Tracing)
@@ -129,6 +134,16 @@ def create_app(
     _add_health(app, shop.repo, readiness, metrics, experiments)
     _add_console(app)
     return app
+
+
+def compose_openapi() -> str:
+    """Return docs/openapi.json: what /openapi.json says, which is the same for every repository."""
+    app, unused = Described(**APP), cast(Any, None)  # routes use what they are given only once they are called
+    _add_recommendations(app, unused)
+    _add_feedback(app, unused)
+    _add_explanations(app, unused, unused, unused, unused)
+    _add_health(app, unused, unused, unused, unused)
+    return json.dumps(app.openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 async def answer_recommendations(answering: Answering, settings: GatewaySettings, scope: Scope) -> Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
 from gateway import schema
+from gateway.app import OPENAPI, compose_openapi
 from tests.unit.gateway.conftest import Gateway, failing
 from triton_recommender import ServerFault, Unavailable
 
@@ -17,6 +19,11 @@ IDS = {"item_id": "3", "user_id": "7", "session": "a3f9"}
 @pytest.fixture(scope="module")
 def described(repo) -> dict[str, Any]:
     return Gateway(repo).ask("GET", "/openapi.json").json()
+
+
+def test_the_page_in_the_documentation_is_current(described):
+    assert OPENAPI.read_text() == compose_openapi(), "docs/openapi.json is out of date: make docs"
+    assert json.loads(OPENAPI.read_text()) == described
 
 
 def find_schema(described: dict[str, Any], method: str, path: str, status: int) -> str:
