@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -153,6 +154,7 @@ def served_metrics(server: TritonServer, is_current: Callable[[dict[str, float]]
     while True:
         metrics: dict[str, float] = {}
         for (name, _), value in read_samples(server.metrics_url).items():
+            name = re.sub(r"_(bucket|sum|count)_total$", r"_\1", name)  # prometheus_client ends the name of each counter so
             metrics[name] = max(value, metrics.get(name, value))
         if is_current(metrics):
             return metrics
