@@ -18,7 +18,7 @@ from gateway.edge.tokens import add_token, read_tokens
 from gateway.edge.tracing import start_tracing
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import run_program
-from serving.contract.logs import configure_logging
+from serving.contract.logs import configure_logging, print_json_line
 from triton_recommender import AsyncRecommender, Timeouts, Tls
 from triton_recommender import RecommenderError as ClientError
 
@@ -58,7 +58,8 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
     while not http.started and not serving.done():
         await asyncio.sleep(0.01)
     if http.started:
-        print(f"listens at {'https' if settings.certificate else 'http'}://{settings.host}:{port}", flush=True)
+        address = f"{'https' if settings.certificate else 'http'}://{settings.host}:{port}"
+        print_json_line("INFO", "gateway", f"listens at {address}")
     await serving
 
 

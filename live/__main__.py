@@ -37,7 +37,7 @@ from serving.contract.artifacts import find_stage_folder, make_stage_settings, r
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import session_id
-from serving.contract.logs import configure_logging
+from serving.contract.logs import configure_logging, print_json_line
 from serving.contract.rounds import remove_abandoned
 from serving.contract.signals import stop_on_signals
 from serving.contract.tensors import OBSERVE, STAGES
@@ -130,17 +130,23 @@ def maintain(
     repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = ""
 ) -> None:
     """Do one round of maintenance with the `live` settings of the export: archive, remove old segments, forget idle users."""
+    if tag:  # a server's log, and not a person, reads what this prints
+        configure_logging(logging.INFO)
     settings, folder = read_published_settings(repo), find_store(repo)
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
     with lock(folder, wait=True), closing(open_writer(folder, repo)) as writer:  # `live share` may hold it for a moment
         generation = open_generation(repo)
         done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
         merged = merge_exposures(folder, time.time_ns() // 1_000_000)
-    out.print(
+    counts = (
         f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
         f"{done.evicted:,} idle users forgotten, {done.surpassed:,} of whom the generation knows more, "
         f"{merged:,} files of answers merged"
     )
+    if tag:
+        print_json_line("INFO", "live.maintenance", counts)
+    else:
+        out.print(counts)
 
 
 @app.command()

@@ -41,10 +41,10 @@ def wait_for_start(process: subprocess.Popen, log_path: Path, word: str, timeout
 
     The supervisor writes to the same log as soon as the process has ended.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s, of_supervisor = time.monotonic() + timeout_s, f'"logger": "{supervisor.LOGGER}"'
     while word not in (text := log_path.read_text(errors="replace")):
-        if supervisor.LOG_PREFIX in text or process.poll() is not None or time.monotonic() > deadline_s:
-            lines = [line for line in text.splitlines() if line.strip() and not line.startswith(supervisor.LOG_PREFIX)]
+        if of_supervisor in text or process.poll() is not None or time.monotonic() > deadline_s:
+            lines = [line for line in text.splitlines() if line.strip() and of_supervisor not in line]
             return lines[-1] if lines else "it printed nothing"
         time.sleep(POLL_S)
     return ""

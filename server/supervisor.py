@@ -19,12 +19,13 @@ import sys
 import time
 
 from server.signals import name_signal
+from serving.contract.logs import print_json_line
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 FIRST_ROUND_AFTER_S = 8.0  # with --every, at most
 STEADY_S = 10.0  # a process that ran this long is restarted after the first pause again
 NOT_STARTED = 127  # exit code, as shells state it
-LOG_PREFIX = "supervisor:"  # prefix of the supervisor's lines in the shared log
+LOGGER = "server.supervisor"  # of the supervisor's lines in the shared log
 
 
 class Supervisor:
@@ -53,7 +54,7 @@ class Supervisor:
                 continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            print(f"{LOG_PREFIX} {ending}; started again in {pause_s:g} s", flush=True)
+            print_json_line("WARNING", LOGGER, f"{ending}; started again in {pause_s:g} s")
             if self._wait_for_stop(pause_s):
                 return code
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

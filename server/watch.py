@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -31,7 +32,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -63,8 +63,10 @@ from server.status.health import open_local_client
 from server.supervised import start_supervised
 from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
 from serving.contract.errors import RecommenderError, ServerError
+from serving.contract.logs import print_json_line
 from serving.contract.tensors import ENSEMBLE
 
+LOGGER = "server.watch"
 TICK_S = 0.5
 RESTART_TIMEOUT_S = 300.0
 WRITTEN_S = 10.0  # within it, whoever opened an artifact for writing is waited for
@@ -97,8 +99,8 @@ class Watch:
             if state := read_state(path):
                 try:
                     self._look(state)
-                except Exception:  # of any kind: without its supervisor, a server that dies stays down
-                    say(traceback.format_exc())
+                except Exception as error:  # of any kind: without its supervisor, a server that dies stays down
+                    print_json_line("ERROR", LOGGER, f"unexpected: {error!r}", exception=traceback.format_exc())
             with contextlib.suppress(queue.Empty):
                 self._opened.get(timeout=TICK_S)
         if self._exit_code:
@@ -330,13 +332,21 @@ def log_path(run_dir: Path, grpc_port: int) -> Path:
 
 
 def read_last_lines(run_dir: Path, grpc_port: int, count: int = 5) -> list[str]:
-    """Return the last lines of a supervisor's log."""
+    """Return the last lines of a supervisor's log as people read them: time and message."""
     path = log_path(run_dir, grpc_port)
-    return path.read_text(errors="replace").splitlines()[-count:] if path.exists() else []
+    return [_shorten(line) for line in path.read_text(errors="replace").splitlines()[-count:]] if path.exists() else []
+
+
+def _shorten(line: str) -> str:
+    """Return time and message of a line of JSON, and any other line, such as of Python's traceback, as it is."""
+    try:
+        return "{time} {message}".format_map(json.loads(line))
+    except (ValueError, KeyError, TypeError):  # also a line that is being written
+        return line
 
 
 def say(line: str) -> None:
-    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {line}", flush=True)
+    print_json_line("INFO", LOGGER, line)
 
 
 def main() -> None:

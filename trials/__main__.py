@@ -24,6 +24,7 @@ from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
+from serving.contract.logs import print_json_line
 from serving.contract.tensors import STAGES
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, DAY_MS, read_experiment
 from serving.live.store import find_live_folder
@@ -38,6 +39,7 @@ from trials.shown import read_shown, read_users
 from trials.split import Split, measure_split
 from trials.unseen import MOST_JUDGED, Reward, pair_answers, read_judged_answers, read_lists, read_shadow_lists
 
+LOGGER = "trials.guard"
 MOST_FAILED_LOOKS = 30
 LEAST_PAUSE, LONGEST_PAUSE_S = 20, 60.0  # times as long as a look took, but no longer than this
 METRICS = ("ctr", "conversion", "value", "degraded")
@@ -254,9 +256,8 @@ def guard(
             failed += 1
             is_expected = isinstance(error, (RecommenderError, OSError))
             reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
-            if not is_expected:
-                traceback.print_exc()
-            say(f"error: {reason}")
+            fields = {} if is_expected else {"exception": traceback.format_exc()}
+            print_json_line("ERROR", LOGGER, reason, **fields)
             stopped = failed == MOST_FAILED_LOOKS
             ended = end_experiment(repo, f"its guard fails: {reason}", judged=experiment) if stopped else None
         if ended:
@@ -269,7 +270,7 @@ def guard(
 
 
 def say(line: str) -> None:
-    typer.echo(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC {line}")
+    print_json_line("INFO", LOGGER, line)
 
 
 def find_log(repo: Path) -> Path:

@@ -21,7 +21,7 @@ from serving.contract.errors import ServerError
 MODULE = "gateway"
 START_TIMEOUT_S = 30.0
 STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGKILL)  # exit codes of a supervisor that was told to end
-LISTENS = "listens at "  # the gateway prints this and its address when it is ready
+LISTENS = "listens at "  # the gateway's line with its address, when it is ready
 
 
 class ServerStopped(ServerError):
@@ -68,7 +68,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
             stop(state.tag)
             kept = f"Nor does it start as it was, so there is no gateway now. Mend the settings; its log is {log_path}."
         raise ServerError(f"The gateway does not start as asked: {reason}. {kept}")
-    url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split()[0]
+    url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split('"')[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})
 
 

@@ -31,6 +31,11 @@ def format_json_line(level: str, logger: str, message: str, unix_s: float, **fie
     return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **fields}, default=str)
 
 
+def print_json_line(level: str, logger: str, message: str, **fields: Any) -> None:
+    """Print one line of a log, for programs that must start fast or tell of themselves. fields: further fields"""
+    print(format_json_line(level, logger, message, time.time(), **fields), flush=True)
+
+
 def configure_logging(level: int) -> None:
     """Send the records of all loggers, including libraries', to standard output as JSON. level: as in `logging`"""
     handler = logging.StreamHandler(sys.stdout)

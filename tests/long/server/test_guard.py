@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, t
     until(lambda: guard.list_guards(state.tag) == [], log.read_text)
     reason = f"it failed in {FAILED} of {FAILED} answers"
     assert f"experiment spring is rolled back, because {reason}" in log.read_text()
+    assert {json.loads(line)["logger"] for line in log.read_text().splitlines()} == {"trials.guard", supervisor.LOGGER}
     assert present(read_experiment(find_experiment_folder(state.repo))).state == "rolled back"
     assert read_acts(state.repo)[-1].action == "rolled back"
     assert reason in read_acts(state.repo)[-1].reason

@@ -63,6 +63,7 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
         until(lambda: n_events() == 1, log.read_text)
     rounds = tmp_path / "logs" / "live-maintain-1.log"
     until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds.read_text)
+    assert {json.loads(line)["logger"] for line in rounds.read_text().splitlines()} == {"live.maintenance"}
     consumer = [process for process in find_helpers(state.tag) if "consume" in process.cmdline()]
     assert len(consumer) == 2  # with its supervisor
     follow(state, tmp_path)

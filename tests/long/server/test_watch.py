@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -29,7 +30,7 @@ from server.observer import HANGS_S, Observer
 from server.processes import is_running
 from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
-from server.watch import TICK_S, Watch, build_arguments
+from server.watch import LOGGER, TICK_S, Watch, build_arguments
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
@@ -216,6 +217,7 @@ def test_a_damaged_generation_is_left_although_the_repository_cannot_be_written(
     assert said().count(f"{repo / LOCK_FILE} cannot be written") == 1
     assert said().count(f"{repo / RECORD_FILE} cannot be written") == 1
     assert "Traceback" not in said()
+    assert {json.loads(line)["logger"] for line in said().splitlines()} == {LOGGER}
 
 
 def test_a_server_out_of_service_comes_back_with_an_intact_generation_that_is_published(serve, tmp_path):

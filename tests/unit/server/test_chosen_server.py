@@ -15,7 +15,9 @@ import pytest
 from server.start.ports import Ports, find_free_ports
 from server.state import ServerState
 from server.status import condition
+from server.watch import log_path
 from serving.contract.errors import RecommenderError, ServerError
+from serving.contract.logs import format_json_line
 from serving.live.layout import Layout
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
@@ -38,6 +40,18 @@ def test_the_only_server_is_diagnosed(run_dir):
     told = call("diagnose")
     assert told.startswith(f"server at localhost:{ports.grpc}: its process is gone. Start it again: .venv/bin/python -m server")
     assert call("diagnose", "--grpc-port", "1").startswith("server at localhost:1: ")
+
+
+def test_a_diagnosis_shows_the_supervisors_last_lines_as_text(run_dir):
+    ports = find_free_ports()
+    ServerState(2**22 + 1, draw_tag(), run_dir, run_dir / "log", ports).save(run_dir)
+    lines = [format_json_line("INFO", "server.watch", f"fault {number}", 1_700_000_000.0) for number in range(9)]
+    log = log_path(run_dir, ports.grpc)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("\n".join([*lines, "MemoryError", '{"time": "20']))  # Python's own, and one that is being written
+    told = [line for line in call("diagnose").splitlines() if line.startswith("supervisor: ")]
+    faults = [f"supervisor: 2023-11-14T22:13:20.000Z fault {number}" for number in (6, 7, 8)]
+    assert told == [*faults, "supervisor: MemoryError", 'supervisor: {"time": "20']
 
 
 def test_the_only_running_server_is_moved(sleeping, run_dir):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -37,7 +38,9 @@ def test_crashes_are_followed_by_starts_after_longer_and_longer_pauses(tmp_path)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     pauses_s = (0.2, 0.4, 0.8)
-    assert said.splitlines() == [f"supervisor: ended, exit code 7; started again in {pause} s" for pause in pauses_s]
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["message"] for line in lines] == [f"ended, exit code 7; started again in {pause} s" for pause in pauses_s]
+    assert {(line["level"], line["logger"]) for line in lines} == {("WARNING", "server.supervisor")}
     times = starts_s(tmp_path)
     assert len(times) == 4
     assert all(later - earlier >= pause for earlier, later, pause in zip(times, times[1:], pauses_s, strict=False))
@@ -46,7 +49,8 @@ def test_crashes_are_followed_by_starts_after_longer_and_longer_pauses(tmp_path)
 def test_a_real_time_signal_which_has_no_name_is_survived(tmp_path):
     process = kept(tmp_path, "import os, signal; starts > 1 or os.kill(os.getpid(), signal.SIGRTMIN + 1)")
     said, _ = process.communicate(timeout=60)
-    assert (process.returncode, said) == (0, "supervisor: ended, killed by signal 35; started again in 0.2 s\n")
+    assert process.returncode == 0
+    assert json.loads(said)["message"] == "ended, killed by signal 35; started again in 0.2 s"
 
 
 @pytest.mark.parametrize(("code", "n_crashes", "status"), [("time.sleep(60)", 0, 128 + signal.SIGTERM), ("sys.exit(7)", 4, 7)])
@@ -55,7 +59,7 @@ def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code, n_crashes, stat
     process = kept(tmp_path, code)
     assert process.stdout is not None
     for _ in range(n_crashes):
-        assert process.stdout.readline().startswith("supervisor: ended, exit code 7; started again in")
+        assert process.stdout.readline().count("ended, exit code 7; started again in")
     until(lambda: starts_s(tmp_path))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)  # returns once nobody holds its output any more
@@ -75,7 +79,7 @@ def test_what_cannot_be_started_is_tried_again(tmp_path):
     folder = tmp_path / "later"
     process = kept(folder, "sys.exit(0)")
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("supervisor: not started, [Errno 2] No such file or directory")
+    assert process.stdout.readline().count("not started, [Errno 2] No such file or directory")
     folder.mkdir()
     process.communicate(timeout=60)
     assert (process.returncode, len(starts_s(folder))) == (0, 1)

@@ -329,7 +329,12 @@ def test_answers_before_a_change_of_the_share_do_not_count(repo):
 
 
 def guard_by_command(repo: Path, *options: str) -> str:
-    return CliRunner().invoke(app, ["guard", "--repo", str(repo), *options], catch_exceptions=False).stdout
+    return "".join(f"{line['message']}\n" for line in read_lines_of_guard(repo, *options))
+
+
+def read_lines_of_guard(repo: Path, *options: str) -> list[dict[str, str]]:
+    done = CliRunner().invoke(app, ["guard", "--repo", str(repo), *options], catch_exceptions=False)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_the_command_ends_with_the_experiment(repo):
@@ -367,10 +372,12 @@ def test_a_guard_that_meets_an_error_that_nobody_expected_looks_again_and_stops_
     pq.write_table(table.set_column(column, "latency_ms", pa.array([[1.0]] * len(table))), file)
     with pytest.raises(NotImplementedError):
         Guard(repo).look()
-    done = CliRunner().invoke(app, ["guard", "--repo", str(repo)], catch_exceptions=False)
-    assert done.stdout.count("error: ArrowNotImplementedError: ") == MOST_FAILED_LOOKS
-    assert "experiment spring is stopped, because its guard fails: ArrowNotImplementedError: " in done.stdout
-    assert done.stderr.count("Traceback") == MOST_FAILED_LOOKS
+    lines = read_lines_of_guard(repo)
+    failed = [line for line in lines if line["level"] == "ERROR"]
+    assert len(failed) == MOST_FAILED_LOOKS
+    assert all(line["message"].startswith("ArrowNotImplementedError: ") for line in failed)
+    assert all(line["exception"].startswith("Traceback") for line in failed)
+    assert "experiment spring is stopped, because its guard fails: ArrowNotImplementedError: " in lines[-2]["message"]
 
 
 def test_an_experiment_whose_answers_were_removed_is_stopped(repo):
