@@ -1,5 +1,7 @@
 """Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
+Only positive events count: a view or a low rating is no sale. serving/stages/live/counted_events.py does the same.
+
 interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ compute_for_users, …_items, …_pairs   point-in-time features
                                                 └▶ make_records                          what the store is seeded with
 """
@@ -34,6 +36,7 @@ from serving.stages.features.user_store import name_features
 from training.dataset.dataset import Dataset
 
 INSTANTS_AT_ONCE = 1 << 21
+AFTER_ALL = np.iinfo(np.int64).max  # as a sequence: all events of the log are known
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
 # The trend of items alone: a user's session, recency, prices and events in the category change the quality of answers by no
@@ -53,7 +56,7 @@ def read_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
 
 
 def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
-    """Return a log of the data set as EVENT [N]: sequence = row, amount = label or weight, price = that of the catalogue.
+    """Return a log's positive rows as EVENT [N]: sequence = row, amount = label or weight, price = that of the catalogue.
 
     log: `dataset.interactions` or a part of it, sorted by time
     """
@@ -67,7 +70,7 @@ def encode_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
     events["amount"] = log[amount_column] if amount_column else np.nan
     items = np.searchsorted(dataset.items["item_id"].to_numpy(), log["item_id"].to_numpy())
     events["price"] = np.nan if dataset.prices is None else dataset.prices[items]
-    return events
+    return events[log["positive"].to_numpy()]
 
 
 def find_amount_column(dataset: Dataset) -> str:
@@ -149,7 +152,7 @@ class LogAggregates:
     def compute_for_catalogue(self, clock_s: int) -> np.ndarray:
         """Return `compute_for_items` of all items after the whole log, at a clock in unix seconds: float32 [n_items + 1, A]."""
         positions = np.arange(len(self.item_ids))[None]
-        (numbers,) = self.compute_for_items(positions, np.array([clock_s]), np.array([len(self.events)]))
+        (numbers,) = self.compute_for_items(positions, np.array([clock_s]), np.array([AFTER_ALL]))
         return numbers
 
     def _compute_numbers(

@@ -1,7 +1,7 @@
 """Read the live events that count, each once, as declared aggregations take them.
 
-Training aggregates the interaction log, which holds the counted events only (training/features/aggregates.py). Events up to the
-generation's clock are in the records that it published.
+Positive events count, as in training (training/features/aggregates.py). Those up to the generation's clock are in the records
+that it published.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class CountedEvents:
         """Return those of HEADER [N] that count, EVENT [M]. numbers: int64 [K] of each event by the store's code"""
         if not len(headers):
             return np.empty(0, EVENT)
-        flags = headers["flags"] & np.uint16(Flags.COUNTED | self.skipped)
-        counts = (headers["type"] == OBSERVED) & (flags == Flags.COUNTED)
+        flags = headers["flags"] & np.uint16(Flags.POSITIVE | self.skipped)
+        counts = (headers["type"] == OBSERVED) & (flags == Flags.POSITIVE)
         headers = headers[counts & (headers["time_ms"] // 1_000 > self.as_of_s)]
         events = np.empty(len(headers), EVENT)
         events["sequence"] = np.arange(len(headers))

@@ -141,9 +141,10 @@ def test_time_stands_still_during_a_pause(shop, toy):
     assert live.trends.clock_ms // 1_000 <= log["timestamp"].max()
 
 
-def test_only_events_of_the_interaction_log_count(shop, toy):
+@pytest.mark.parametrize("flags", [Flags(0), Flags.COUNTED], ids=["of a kind outside of the log", "low ratings"])
+def test_only_positive_events_count(shop, toy, flags):
     live, numbers = shop.start()
-    write(shop.store, toy.interactions.iloc[N_KNOWN:], Flags(0))
+    write(shop.store, toy.interactions.iloc[N_KNOWN:], flags)
     refresh(live)
     check(numbers, shop.expect(shop.known, live))
 

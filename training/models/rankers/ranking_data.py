@@ -26,7 +26,7 @@ from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import LIVE, N_FEATURES, TOGETHER, compute_cross_features, scale_strengths
 from training.dataset import Dataset
 from training.dataset.repeats import find_repeats
-from training.features.aggregates import LogAggregates, read_aggregations
+from training.features.aggregates import AFTER_ALL, LogAggregates, read_aggregations
 from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays
 from training.models.rankers.item_statistics import Sales, StatisticsSettings, fit_statistics
@@ -287,7 +287,7 @@ def make_served_requests(
     candidates, scores = retrieve(users, user_ids)
     items = make_served_items(features)
     aggregates, count = features.log.aggregates, len(user_ids)
-    end = np.full(count, features.as_of_s), np.full(count, len(aggregates.events))
+    end = np.full(count, features.as_of_s), np.full(count, AFTER_ALL)
     pairs = aggregates.compute_for_pairs(user_ids, candidates, *end)
     trends = items.aggregates[candidates]
     cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
