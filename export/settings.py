@@ -44,6 +44,7 @@ from serving.tables.config import RedisConfig
 FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}
 
 EVENTS_AT_ONCE = 1_024  # most events in one transaction of the live store
+LEAST_STORE_BYTES = 16 << 20
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request has
@@ -158,11 +159,11 @@ class LiveChoices(_Section):
     ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events further ahead of the server's clock are refused
     key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are known; older events move into the archive
     archive_days: Annotated[float, Field(ge=0)] = 0.0  # how long the archive keeps events; 0: for ever
-    archive_bytes: Bytes = 64 << 30  # beyond it the archive's oldest segments are removed
+    archive_bytes: Bytes = 64 << 30  # beyond it the archive's oldest segments are removed; 0: no bound
     idle_days: Annotated[float, Field(ge=0)] = 365.0  # a user without an event for so long is forgotten; 0: never
     most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
     session_hours: Annotated[float, Field(ge=0)] = 48.0  # an anonymous session idle for so long is forgotten; 0: as users are
-    store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
+    store_bytes: Bytes = 64 << 30  # of address space, at least 16 MiB; the file grows as it is used
     brokers: str = ""  # "host:port,…": Kafka brokers, from which events come too
     topic: str = "events"  # their topic
     redis: str = ""  # "host:port,…": nodes of a Redis cluster in which many machines share the users' state, in Feast's layout
@@ -176,6 +177,13 @@ class LiveChoices(_Section):
     @classmethod
     def _names_nodes(cls, redis: str) -> str:
         return check_nodes(redis)
+
+    @field_validator("store_bytes")
+    @classmethod
+    def _holds_events(cls, store_bytes: int) -> int:
+        if store_bytes < LEAST_STORE_BYTES:
+            raise ValueError(f"{store_bytes:,} bytes are full after a few events. Expected 16 MiB or more, such as the default")
+        return store_bytes
 
     @field_validator("topic", "feast_project")
     @classmethod

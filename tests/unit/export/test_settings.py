@@ -71,6 +71,8 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ("[tables]\nredis = 'cache'", "tables.redis: the Redis address is 'cache'. Expected host:port"),
         ("[tables]\nredis = 'a:7000,b:99999'", "the Redis address is 'a:7000,b:99999'"),
         ("[live]\nredis = 'cache'", "live.redis: the Redis address is 'cache'. Expected host:port"),
+        ("[live]\nstore_bytes = 0", "live.store_bytes: 0 bytes are full after a few events. Expected 16 MiB or more"),
+        ("[live]\nstore_bytes = '1 KiB'", "live.store_bytes: 1,024 bytes are full"),
         ("[live]\ntopic = ' '", "live.topic: ' ' names nothing. Write a name"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
         ("[serving]\nrank = 2", r"export\.toml: serving\.rank is 2\. Expected a section: \[serving\.rank\]"),
