@@ -184,7 +184,18 @@ class Description(_Section):
 
     @model_validator(mode="after")
     def _aggregations_are_sound(self) -> Description:
-        parse_aggregations(self.aggregations or [], self.category_columns, self.event_names)
+        log, has_price = self.interactions, self.items is not None and self.items.price_column is not None
+        positives = {name for name, event in self.events.items() if event.positive} or set(self.event_names)
+        for each in parse_aggregations(self.aggregations or [], self.category_columns, self.event_names):
+            fault = ""
+            if each.value == "amount" and not (log.label or log.weight):
+                fault = 'value is "amount", but the log has none. Expected [interactions] label or weight. Add it'
+            elif each.value == "price" and not has_price:
+                fault = 'value is "price", but items have none. Expected [items] price, or "price" in continuous. Add it'
+            elif each.events and positives.isdisjoint(each.events):
+                fault = f"events names {each.events[0]!r}, but only positive ones count. Expected {min(positives)!r}. Name it"
+            if fault:
+                raise ConfigError(f"[[aggregations]] {each.name!r}: {fault}, or remove the aggregation.")
         return self
 
     @model_validator(mode="after")

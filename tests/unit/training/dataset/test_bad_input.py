@@ -21,6 +21,10 @@ def message(source) -> str:
     return str(caught.value)
 
 
+def aggregate(value: str) -> str:
+    return f'[[aggregations]]\nname = "a"\nentity = "user"\nvalue = "{value}"\nfunction = "sum"\nwindow = "7d"\n'
+
+
 # fault -> (dataset.toml, parts of the message)
 BAD_DESCRIPTIONS = {
     "not TOML": ("name = \n", ["dataset.toml is not valid TOML", "line 1"]),
@@ -75,6 +79,19 @@ BAD_DESCRIPTIONS = {
         ["[context]", "'weight' has a name that"],
     ),
     "no positive event": (TOML + "[events.view]\n", ["[events] has no positive event", "set positive = true"]),
+    "aggregation of an amount that the log lacks": (
+        TOML + aggregate("amount"),
+        ["[[aggregations]] 'a': value is \"amount\"", "Expected [interactions] label or weight"],
+    ),
+    "aggregation of a price that items lack": (
+        TOML + ITEMS.replace('continuous = ["price"]', "") + aggregate("price"),
+        ["'a': value is \"price\", but items have none", "Expected [items] price"],
+    ),
+    "aggregation of a price without items": (TOML + aggregate("price"), ["'a': value is \"price\", but items have none"]),
+    "aggregation of events that are not positive": (
+        TOML + "[events.view]\n[events.buy]\npositive = true\n" + aggregate("count") + 'events = ["view"]\n',
+        ["'a': events names 'view', but only positive ones count. Expected 'buy'"],
+    ),
     "event that is no section": (
         TOML + "[events]\nview = 0.1\n",
         ["[events] view is 0.1; expected a section", "Write [events.view] and its keys below it."],
