@@ -86,6 +86,15 @@ def check_nodes(redis: str) -> str:
     return redis
 
 
+def check_brokers(brokers: str) -> str:
+    """Return the addresses of Kafka brokers, "host:port,…" or empty. Raises ValueError when they are none."""
+    for broker in brokers.split(",") if brokers else []:
+        host, _, port = broker.strip().rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise ValueError(f"{broker!r} is no address. Expected host:port, or several of them separated by commas")
+    return brokers
+
+
 class TableSettings(_Section):
     """Budgets of the ranker's embedding tables by level (serving/tables), and their update source."""
 
@@ -103,6 +112,11 @@ class TableSettings(_Section):
     @classmethod
     def _names_nodes(cls, redis: str) -> str:
         return check_nodes(redis)
+
+    @field_validator("brokers")
+    @classmethod
+    def _names_brokers(cls, brokers: str) -> str:
+        return check_brokers(brokers)
 
 
 TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
@@ -178,6 +192,11 @@ class LiveChoices(_Section):
     def _names_nodes(cls, redis: str) -> str:
         return check_nodes(redis)
 
+    @field_validator("brokers")
+    @classmethod
+    def _names_brokers(cls, brokers: str) -> str:
+        return check_brokers(brokers)
+
     @field_validator("store_bytes")
     @classmethod
     def _holds_events(cls, store_bytes: int) -> int:
@@ -247,6 +266,16 @@ class Settings(_Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _new_items_are_within_the_list(self) -> Settings:
+        place, length = self.live.new_item_place, self.pipeline.items_returned
+        if length <= place != LiveChoices.model_fields["new_item_place"].default:  # shorter lists show them at their end
+            raise ValueError(
+                f"[live] new_item_place is {place}. Expected 0 to {length - 1}, because [pipeline] items_returned is {length}. "
+                "Lower it, or leave it out"
+            )
+        return self
+
     @property
     def compression(self) -> str:
         """Return the compression that is done; a ranker that HugeCTR trained is served as it is."""
@@ -292,6 +321,12 @@ def change_serving(base: Serving, changes: Any, section: str) -> Serving:
     changed = replace(base, **typed)
     if min(changed.instances, changed.max_batch_size) < 1:
         raise ConfigError(f"[{section}] instances and max_batch_size must be at least 1, got {changed}.")
+    sizes = changes.get("preferred_batch_sizes")
+    if sizes and min(sizes) > changed.max_batch_size:
+        raise ConfigError(
+            f"[{section}] preferred_batch_sizes is {sizes}, but no batch is larger than max_batch_size, which is "
+            f"{changed.max_batch_size}. Raise max_batch_size, or lower them."
+        )
     if changed.priority_levels and not 1 <= changed.default_priority <= changed.priority_levels:
         raise ConfigError(
             f"[{section}] default_priority is {changed.default_priority}. Expected 1 to priority_levels, "

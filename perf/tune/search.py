@@ -38,10 +38,10 @@ def make_space(settings: Settings, layout: str, efforts: tuple[int, ...], cores:
     first = STAGES[0] if layout == "ensemble" else ENSEMBLE
     many = ("retrieve", "rank") if layout == "ensemble" else (ENSEMBLE,)
     all_models = "serving" if layout == "ensemble" else f"serving.{ENSEMBLE}"
-    counts = tuple(range(1, cores + 1))
+    counts, most = tuple(range(1, cores + 1)), settings.merge_serving()[first].max_batch_size
     space = {
         f"serving.{first}.queue_delay_us": QUEUE_DELAYS_US,
-        f"{all_models}.preferred_batch_sizes": PREFERRED_BATCHES,
+        f"{all_models}.preferred_batch_sizes": tuple(sizes for sizes in PREFERRED_BATCHES if max(sizes, default=0) <= most),
         **{f"serving.{model}.instances": counts for model in many},
         "compute.rank_threads": counts,
         SERVER_THREADS: counts,

@@ -73,6 +73,15 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ("[live]\nredis = 'cache'", "live.redis: the Redis address is 'cache'. Expected host:port"),
         ("[live]\nstore_bytes = 0", "live.store_bytes: 0 bytes are full after a few events. Expected 16 MiB or more"),
         ("[live]\nstore_bytes = '1 KiB'", "live.store_bytes: 1,024 bytes are full"),
+        ("[live]\nbrokers = 'x'", "live.brokers: 'x' is no address. Expected host:port"),
+        ("[tables]\nbrokers = 'a:9092,b'", "tables.brokers: 'b' is no address"),
+        (
+            "[live]\nnew_item_place = 50\n[pipeline]\nitems_returned = 1",
+            "new_item_place is 50. Expected 0 to 0, because .* items_returned is 1",
+        ),
+        ("[live]\nnew_item_place = 20", "Expected 0 to 19"),
+        ("[serving]\npreferred_batch_sizes = [128]", r"\[serving\] preferred_batch_sizes is \[128\], .* which is 64"),
+        ("[serving.rank]\npreferred_batch_sizes = [16]\nmax_batch_size = 8", r"\[serving.rank\] .* which is 8"),
         ("[live]\ntopic = ' '", "live.topic: ' ' names nothing. Write a name"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
         ("[serving]\nrank = 2", r"export\.toml: serving\.rank is 2\. Expected a section: \[serving\.rank\]"),
@@ -92,6 +101,20 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[pipeline]\nitems_returned = 5",
+        "[serving]\nmax_batch_size = 8",
+        "[live]\nbrokers = 'kafka-1:9092, [::1]:9092'",
+    ],
+    ids=["lists shorter than the default place of new items", "batches smaller than the fused layout prefers", "two brokers"],
+)
+def test_settings_that_work_are_read(tmp_path, text):
+    settings = read(tmp_path, text)
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
 
 
 def test_a_cluster_is_used_only_when_it_is_named(tmp_path):

@@ -148,6 +148,11 @@ def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     assert "compute.index_effort" not in make_space(Settings(), layout, (), cores=2)
 
 
+def test_batches_that_never_come_are_not_tried():
+    space = make_space(Settings(serving={"max_batch_size": 16}), "ensemble", (), cores=2)
+    assert space["serving.preferred_batch_sizes"] == ([16],)
+
+
 def test_current_values_are_read_as_the_export_reads_them():
     settings = Settings.model_validate(
         {"serving": {"preferred_batch_sizes": [4], "rank": {"instances": 3}}, "compute": {"rank_threads": 2}}
