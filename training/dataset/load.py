@@ -27,6 +27,7 @@ from training.dataset.times import parse_times
 PROJECT = Path(__file__).resolve().parents[2]
 BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "amazon-sports")
 FEW = 0.1  # share of ids or rows below which they are few
+SHOWN = 10  # most entries that a note names
 MOST = 0.5  # share above which they are most
 DAY_S = 86_400
 AHEAD_S = 300  # how far another machine's clock may be ahead
@@ -84,6 +85,8 @@ def _load(folder: Path, description: Description) -> Dataset:
 
     report = Report()
     interactions = _make_interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
+    found = np.concatenate([ids[rows] for ids, rows in zip(item_ids, ignored, strict=True)])
+    report.notes += _note_not_ignored(log_file.ignore_items, item_names, found)
     report.notes += [*_note_odd_ids(item_columns, item_names), *_note_odd_ids(user_columns, user_names)]
     report.notes += [*_note_odd_rows(interactions), *_note_seen_before(interactions)]
     items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
@@ -94,6 +97,8 @@ def _load(folder: Path, description: Description) -> Dataset:
     if item_file and item_file.available:
         _refuse_nothing_to_serve(items, catalogue[item_file.available])
     users = _make_user_table(users, description.users, user_table)
+    _refuse_other_ids(item_columns, item_ids)
+    _refuse_other_ids(user_columns, user_ids)
     return Dataset(description, interactions, items, users, user_names, item_names, report, item_updates_s=times)
 
 
@@ -169,6 +174,28 @@ def _refuse_useless(
             f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}. "
             f'Expected some {at}. Set positive_at to a label that means "liked".'
         )
+
+
+def _refuse_other_ids(columns: list[Column], ids: list[np.ndarray]) -> None:
+    """Raise DataError when a side file has no id of the log. columns, ids: those of the log, then those of the side file"""
+    if len(columns) == 1 or not len(columns[1].values):
+        return
+    (log, side), (log_ids, side_ids) = columns, ids
+    if not np.isin(side_ids[~side.missing], log_ids[~log.missing]).any():
+        raise DataError(
+            f"{side.path}, column {side.name!r}: none of its {len(side.values):,} ids is in the log: here they are like "
+            f"{side.values[0]!r}, and in its column {log.name!r} like {log.values[0]!r}. Expected the same ids in both. Name "
+            "another column in dataset.toml, or correct the file."
+        )
+
+
+def _note_not_ignored(listed: list[str | int], names: pd.DataFrame | None, found: np.ndarray) -> list[str]:
+    """Return a note of the entries of ignore_items that no row has. found: int64 [N], ids of the rows that are ignored"""
+    absent = [entry for entry in listed if not np.isin(find_ids([entry], names), found).any()]
+    if not absent:
+        return []
+    shown = ", ".join(repr(entry) for entry in absent[:SHOWN]) + (", …" if len(absent) > SHOWN else "")
+    return [f"ignore_items: no row of the log or the item file has {shown}. Correct the ids, unless only live events have them"]
 
 
 def _note_odd_ids(columns: list[Column], names: pd.DataFrame | None) -> list[str]:

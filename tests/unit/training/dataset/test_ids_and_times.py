@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.contract.errors import DataError
 from serving.contract.ids import ID_BITS, stable_id
 from tests.present import present
 from training.dataset.columns import Column
@@ -16,10 +17,10 @@ from training.dataset.times import parse_times
 
 
 def column(*texts: str | None) -> Column:
-    """Return a column as if it were read from log.csv; None = missing."""
+    """Return a column as if it were read from log.parquet; None = missing."""
     values = np.array([text for text in dict.fromkeys(texts) if text is not None], object)
     codes = np.array([-1 if text is None else list(values).index(text) for text in texts], np.int64)
-    return Column(Path("log.csv"), "x", codes, values)
+    return Column(Path("log.parquet"), "x", codes, values)
 
 
 def test_stable_id_never_changes():
@@ -102,3 +103,18 @@ def test_unix_times_in_every_unit(factor, kind):
 
 def test_small_unix_times_are_seconds():
     assert parse_times(column("0", "1", "2.9", "-3"))[0].tolist() == [0, 1, 2, -3]
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["202403010826"], "'202403010826' looks like YYYYMMDDhhmm, not like a unix time. Write the whole column as"),
+        (["20240301082600", "20240301235959"], "'20240301082600' looks like YYYYMMDDhhmmss"),
+        (["45352.35", "45353"], "'45352.35' looks like a day of a spreadsheet"),
+        (["2023", "2024"], "'2023' looks like a year"),
+        (["20240301082600123", "20240301082600456"], "'20240301082600123' is in the future as unix microseconds"),
+    ],
+)
+def test_numbers_that_are_no_unix_times_are_refused(texts, told):
+    with pytest.raises(DataError, match=f"column 'x', row 1: {told}"):
+        parse_times(column(*texts))

@@ -143,6 +143,13 @@ def test_ignored_items_are_found_however_a_data_frame_wrote_their_numbers(shop):
     assert dataset.items["item_id"].tolist() == [7]
 
 
+def test_entries_of_ignore_items_that_no_row_has_are_named(shop):
+    toml = TOML + 'ignore_items = ["POST", "post", 5]\n'
+    dataset = load_dataset(shop(toml, **{"events.csv": "customer,sku,time\n1,POST,1\n1,A,2\n"}))
+    (note,) = [note for note in dataset.report.notes if note.startswith("ignore_items")]
+    assert note.startswith("ignore_items: no row of the log or the item file has 'post', 5. Correct the ids")
+
+
 def test_a_time_of_nought_is_noticed(shop):
     rows = "customer,sku,time\n1,1,0\n1,2,1600000000\n2,1,1600000001\n"
     (note,) = load_dataset(shop(TOML, **{"events.csv": rows})).report.notes
