@@ -41,6 +41,7 @@ from export.build import build_repository
 from export.continuous.prequential import EVENTS_PER_BATCH, make_event_inputs, split_blocks
 from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
+from serving.contract.errors import DataError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.reader import Reader
@@ -90,10 +91,16 @@ class Parts:
 
     @classmethod
     def of(cls, dataset: Dataset) -> Parts:
+        """Divide the log of a data set. Raises DataError when no user has a last event to find."""
         events = dataset.interactions.sort_values("user_id", kind="stable", ignore_index=True).assign(positive=True)
         by_user = events.groupby("user_id")["user_id"]
         left, lengths = by_user.cumcount(ascending=False).to_numpy(), by_user.transform("size").to_numpy()
         events["timestamp"] = events["timestamp"].max() - left * int(DAY_S)
+        if not (lengths >= 3).any():
+            raise DataError(
+                f"{dataset.description.name}: no user has 3 events, so that none is left to find. "
+                "Leave one out needs users with at least 3 events; the export does not."
+            )
         last = [np.flatnonzero((left == place) & (lengths >= 3)) for place in (0, 1)]
         return cls(events, np.flatnonzero((left > 1) | (lengths < 3)), last[1], last[0])
 
