@@ -26,6 +26,7 @@ from serving.contract.errors import DataError
 MISSING_TEXTS = frozenset(["", "NULL", "null", "NaN", "nan", "NA", "N/A", "\\N"])
 BLOCK_BYTES = 16 << 20  # a row must fit into it
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+GZIP = b"\x1f\x8b"  # first bytes of a compressed file
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 csv.field_size_limit(BLOCK_BYTES)  # csv refuses fields above 128 KiB by default
@@ -145,6 +146,9 @@ def _open_text(path: Path) -> TextIO:
 
 def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
     try:
+        with path.open("rb") as raw:
+            if raw.read(2) == GZIP and not path.name.lower().endswith(".gz"):
+                raise DataError(f"{path} is gzip without the ending .gz. Rename it to {path.name}.gz, also in dataset.toml.")
         with _open_text(path) as stream:
             header = next(csv.reader(stream, delimiter=_find_separator(path)), [])
         if any("\0" in name for name in header):

@@ -116,6 +116,11 @@ BAD_LOGS = {
     "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: 'customer', 'sku'. Mend"]),
     "spaces in names": (TOML, "customer, sku, time\n1, 1, 1\n", ["column 'sku' is not there", "Row 1 has: 'customer', ' sku'"]),
     "UTF-16": (TOML, "customer,sku,time\n1,1,1\n".encode("utf-16"), ["row 1 holds zero bytes, as in UTF-16", "Expected UTF-8"]),
+    "gzip": (
+        TOML,
+        gzip.compress(EVENTS_CSV.encode()),
+        ["is gzip without the ending .gz. Rename it to events.csv.gz, also in dataset.toml"],
+    ),
     "quote without an end": (TOML, 'customer,sku,time\n1,"1,1\n2,2,2\n', ["row 2: Expected 3 columns", "close every quote"]),
     "unix times among date-times": (
         TOML,
