@@ -309,18 +309,17 @@ def change_serving(base: Serving, changes: Any, section: str) -> Serving:
             raise ConfigError(
                 f"{describe_unknown_key(section, key, allowed)} A model's own are in [serving.rank] and the like."
             )
+        least = 1 if key in ("instances", "max_batch_size") else 0
         if key == "preferred_batch_sizes":
             good = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
         else:
-            good = type(value) is type(allowed[key]) and value >= 0
+            good = type(value) is type(allowed[key]) and value >= least
         if not good:
-            kinds = {bool: "true or false", int: "a whole number, 0 or more", float: "a number, 0 or more"}
+            kinds = {bool: "true or false", int: f"a whole number, {least} or more", float: "a number, 0 or more"}
             kind = kinds.get(type(allowed[key]), "whole numbers above 0, in brackets")
             raise ConfigError(f"[{section}] {key} is {value!r}. Expected {kind}; the default is {json.dumps(allowed[key])}.")
     typed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     changed = replace(base, **typed)
-    if min(changed.instances, changed.max_batch_size) < 1:
-        raise ConfigError(f"[{section}] instances and max_batch_size must be at least 1, got {changed}.")
     sizes = changes.get("preferred_batch_sizes")
     if sizes and min(sizes) > changed.max_batch_size:
         raise ConfigError(

@@ -48,7 +48,7 @@ class Interactions(_Section):
     item_id: ColumnName
     timestamp: ColumnName
     label: ColumnName | None = None
-    positive_at: float | int | None = None  # rows with a label at or above it are positives; without it, label > 0
+    positive_at: float | None = None  # rows with a label at or above it are positives; without it, label > 0
     weight: ColumnName | None = None  # a quantity: rows where it is <= 0 (returns, cancellations) are dropped
     ignore_items: list[str | int] = []  # item ids that are not products: postage, fees, test articles
 
@@ -257,4 +257,6 @@ def _explain(error: ValidationError) -> str:
         )
     key = ".".join(keys[1:] if section else keys)
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] != "value_error":  # messages of our own name what was given
+        message += f", got {fault['input']!r:.60}"
     return f"{where}{key}{': ' if key else ''}{message}. Mend it; data/README.md shows the format."

@@ -169,7 +169,11 @@ def _refuse_useless(
     if not keep.any():
         raise DataError(f"{path}: no usable row is left.\n{report}\nMend the log, or the columns that dataset.toml names.")
     if not positive[keep].any():
-        at = "above 0, as positive_at is not given" if spec.positive_at is None else f"positive_at = {spec.positive_at} or more"
+        at = (
+            "above 0, as positive_at is not given"
+            if spec.positive_at is None
+            else f"positive_at = {spec.positive_at:g} or more"
+        )
         raise DataError(
             f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}. "
             f'Expected some {at}. Set positive_at to a label that means "liked".'

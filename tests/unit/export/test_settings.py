@@ -66,8 +66,11 @@ def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(servin
         ("[pipeline]\nseed = 4_294_967_296", "seed: .*less than or equal to 4294967295"),
         ("[serving]\ninstanses = 3", "unknown key 'instanses'. Did you mean 'instances'"),
         ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
-        ("[serving.rank]\ninstances = 0", "at least 1"),
-        ("[serving]\nmax_batch_size = 0", "at least 1"),
+        (
+            "[serving.rank]\ninstances = 0",
+            r"\[serving.rank\] instances is 0\. Expected a whole number, 1 or more; the default is 1\.$",
+        ),
+        ("[serving]\nmax_batch_size = 0", "max_batch_size is 0. Expected a whole number, 1 or more; the default is 64"),
         ("[tables]\nredis = 'cache'", "tables.redis: the Redis address is 'cache'. Expected host:port"),
         ("[tables]\nredis = 'a:7000,b:99999'", "the Redis address is 'a:7000,b:99999'"),
         ("[live]\nredis = 'cache'", "live.redis: the Redis address is 'cache'. Expected host:port"),

@@ -43,6 +43,10 @@ BAD_DESCRIPTIONS = {
     "unknown section": (TOML + "[item]\n", ["unknown key 'item'", "Allowed: name, interactions, items, users, context"]),
     "key of the wrong type": (TOML.replace('"time"', "3"), ["[interactions] timestamp", "valid string"]),
     "empty column name": (TOML.replace('"time"', '""'), ["[interactions] timestamp", "at least 1 character"]),
+    "positive_at that is no number": (
+        TOML + 'label = "stars"\npositive_at = "4"\n',
+        ["[interactions] positive_at: Input should be a valid number, got '4'. Mend it"],
+    ),
     "positive_at without label": (TOML + "positive_at = 4\n", ["[interactions]", "needs label"]),
     "feature twice": (TOML + ITEMS.replace('["price"]', '["price", "brand"]'), ["[items]", "'brand' is declared twice"]),
     "user feature twice": (TOML + USERS.replace('["age"]', '["country"]'), ["[users]", "'country' is declared twice"]),
