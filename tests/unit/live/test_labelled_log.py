@@ -24,7 +24,7 @@ from training.features.aggregates import LogAggregates
 from training.features.trends import write_trends
 
 N_ITEMS, N_EVENTS, N_KNOWN, START_S = 12, 400, 300, 1_600_000_000
-SOLD = {"entity": "item", "value": "count", "function": "count", "window": "90d"}
+SOLD: dict[str, object] = {"entity": "item", "value": "count", "function": "count", "window": "90d"}
 TOML = """
 name = "labelled"
 [interactions]
@@ -59,8 +59,8 @@ def count_purchases(log: pd.DataFrame) -> np.ndarray:
 
 def test_training_records_and_live_events_count_purchases_alone(dataset, tmp_path):
     log, folder = dataset.interactions, tmp_path / "rank"
-    named = [SOLD | {"name": "of_purchases", "events": ["purchase"]}, SOLD | {"name": "of_all"}]
-    declared = parse_aggregations(named, [], dataset.description.event_names)
+    tables = (SOLD | {"name": "of_purchases", "events": ["purchase"]}, SOLD | {"name": "of_all"})
+    declared = parse_aggregations(tables, [], dataset.description.event_names)
     known, whole = (LogAggregates.of(dataset, part, declared) for part in (log.iloc[:N_KNOWN], log))
     folder.mkdir()
     write_trends(folder, dataset, known, 0)
