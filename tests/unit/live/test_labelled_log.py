@@ -69,13 +69,13 @@ def test_training_records_and_live_events_count_purchases_alone(dataset, tmp_pat
     (followed,) = trends.entities
     positions = np.arange(N_ITEMS)
 
-    def check(aggregates: LogAggregates, part: pd.DataFrame) -> None:
+    def check(part: pd.DataFrame) -> None:
         last_s, expected = int(part["timestamp"].iloc[-1]), np.stack([count_purchases(part)] * 2, axis=1)
         np.testing.assert_array_equal(followed.read(positions, 1_000 * last_s), expected)
-        trained = aggregates.compute_for_catalogue(last_s)[:N_ITEMS]
+        (trained,) = whole.compute_for_items(positions[None], np.array([last_s]), np.array([len(part)]))
         np.testing.assert_array_equal(trained, scale_aggregates(expected.astype(np.float32)))
 
-    check(known, log.iloc[:N_KNOWN])
+    check(log.iloc[:N_KNOWN])
     kinds = make_event_kinds(dataset.description)
     inputs = make_event_inputs(dataset, np.arange(N_KNOWN, N_EVENTS))
     inputs["event"] = np.where(inputs["value"] == 1, b"purchase", b"view").astype(object)
@@ -83,4 +83,6 @@ def test_training_records_and_live_events_count_purchases_alone(dataset, tmp_pat
         writer.append(EventAdmission(kinds).make_events(inputs, writer.codes, writer.now_ms()))
         with reader.snapshot() as snapshot:
             trends.follow(snapshot, snapshot.read_progress(), snapshot.read_headers_since(0), 0)
-    check(whole, log)
+    check(log)
+    at_end = whole.compute_for_catalogue(int(log["timestamp"].iloc[-1]))[:N_ITEMS]
+    np.testing.assert_array_equal(at_end, scale_aggregates(followed.read(positions, 1_000 * int(log["timestamp"].iloc[-1]))))
