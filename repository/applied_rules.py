@@ -21,6 +21,7 @@ import numpy as np
 
 from repository.finding import Finding, make_finding
 from repository.generations import list_published_generations
+from repository.owner import copy_owner
 from repository.rules import compile_rules, find_misfits, insert_rows
 from serving.contract.artifacts import find_stage_folder, open_array, read_json, read_stage
 from serving.contract.durable import make_durable
@@ -248,17 +249,6 @@ def switch_to(folder: Path, number: int) -> None:
     copy_owner(new, folder.parent)
     os.rename(new, folder / CURRENT_FILE)
     make_durable(folder)
-
-
-def copy_owner(path: Path, source: Path) -> None:
-    """Give `path`, and everything below it, the owner of `source`. Does nothing unless this process is root.
-
-    Without it, the server's user could not read what an administrator applied.
-    """
-    if os.geteuid() == 0:
-        owner = source.stat()
-        for each in (path, *path.rglob("*")):
-            os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:

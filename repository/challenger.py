@@ -16,6 +16,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2
 
 from repository.models import read_config, write_config
+from repository.owner import copy_owner
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 
 
@@ -50,6 +51,7 @@ def write_challenger(repo: Path, generation: int) -> None:
         for name in (str(generation), "warmup"):
             (built / name).symlink_to(Path("..") / ENSEMBLE / name)
     write_config(built / "config.pbtxt", config)
+    copy_owner(built, repo)
     remove_challenger(repo)
     built.rename(repo / CHALLENGER)
 

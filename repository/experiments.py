@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from repository.owner import copy_owner
 from repository.registry import VERDICTS, read_acts, record_act
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError, ConfigError
@@ -131,8 +132,11 @@ def _require_running(experiment: Experiment | None) -> Experiment:
 
 def _change(repository: Path, act: str, make: Callable[[Experiment | None], Experiment]) -> Experiment:
     folder = find_experiment_folder(repository)
-    make_folder(folder)
-    with hold_lock(folder / ".experiment.lock"):
+    if not folder.exists():
+        make_folder(folder)
+        copy_owner(folder, repository)
+    with hold_lock(lock := folder / ".experiment.lock"):
+        copy_owner(lock, folder)
         former = read_experiment(folder)
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_read_clock_ms())
@@ -152,6 +156,7 @@ def _write(folder: Path, experiment: Experiment) -> None:
         file.write(experiment.write_text())
         file.flush()
         os.fsync(file.fileno())
+    copy_owner(new, folder)
     os.rename(new, folder / EXPERIMENT_FILE)
 
 

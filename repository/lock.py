@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from repository.owner import copy_owner
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.locks import try_lock
 
@@ -28,6 +29,7 @@ def hold_publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iter
     if not repo.is_dir():
         raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
     deadline_s = time.monotonic() + timeout_s
+    is_new = not (repo / LOCK_FILE).exists()
     try:
         file = (repo / LOCK_FILE).open("w")
     except OSError as error:
@@ -36,6 +38,8 @@ def hold_publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iter
             "make the folder writable for this user."
         ) from error
     with file:  # closing the file, or dying, releases the lock
+        if is_new:
+            copy_owner(repo / LOCK_FILE, repo)
         while not try_lock(file.fileno()):
             if time.monotonic() > deadline_s:
                 raise ServerError(

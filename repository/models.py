@@ -12,6 +12,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from repository.owner import copy_owner
 from serving.contract.artifacts import MANIFEST_FILE, REMEDY, compute_sha256, find_stage_folder, get_section, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
@@ -85,6 +86,7 @@ def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
         file.write(text_format.MessageToString(config))
         file.flush()
         os.fsync(file.fileno())
+    copy_owner(draft, path.parent)
     draft.replace(path)
 
 

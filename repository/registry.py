@@ -20,6 +20,7 @@ from typing import Any
 
 from repository.generations import SEALED, list_published_generations, read_published_s
 from repository.models import hash_manifest
+from repository.owner import copy_owner
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.generations import read_pinned_generation
@@ -148,7 +149,10 @@ def record_act(
     try:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            size = file.seek(0, os.SEEK_END)
+            if not size:
+                copy_owner(path, repo)
+            elif os.pread(file.fileno(), 1, size - 1) != b"\n":
                 line = b"\n" + line
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
