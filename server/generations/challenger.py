@@ -1,8 +1,8 @@
 """Load a second generation, the challenger, into a running server, and unload it, without a failed request.
 
 First the steps load the challenger's version in addition to the champion's, then the model `challenger` is loaded. Unloading
-takes the opposite order, once the challenger has answered its requests. `recommend` is not touched. The repository's configs
-always state what the server serves, so that a restart serves the same.
+takes the opposite order, once the challenger has answered its requests. `recommend` is not touched. Loading pins the champion,
+so that a restart serves the same two generations; unloading leaves the pin as it is by then.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from repository.challenger import read_added_ms, read_challengers, remove_challenger, write_challenger
-from repository.generations import order_models, require_published, write_pins
+from repository.generations import order_models, read_pinned_to, require_published, write_pins
 from repository.lock import hold_publication_lock
 from repository.models import Model, read_repository
-from server.generations.activation import DRAIN_TIMEOUT_S, LOAD_TIMEOUT_S, find_served_generation, load_models, wait_drained
+from server.generations.activation import (
+    DRAIN_TIMEOUT_S,
+    LOAD_TIMEOUT_S,
+    find_served_generation,
+    load_by_sent_configs,
+    load_models,
+    wait_drained,
+)
 from server.start.memory import check_memory
 from server.status.health import open_local_client
 from serving.contract.errors import ConfigError, ServerError
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, LIVE_MODELS
 
 STOP_STEP_S = 15.0  # for each of two steps: a writer waits, and the kernel lets it go on after 45 s
@@ -52,7 +60,7 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
                 write_pins(repo, champion)
                 message = f"Generation {generation} does not load; generation {champion} is served as before: {error.message()}"
                 try:
-                    _release(client, repo)
+                    _release(client, repo, champion)
                 except ServerError as not_released:
                     message = f"{message}. {not_released}"
                 raise ServerError(message) from error
@@ -62,11 +70,14 @@ def load_challenger(grpc_url: str, repo: Path, generation: int) -> int:
 def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) -> int | None:
     """Unload the challenger once it has answered its requests. Return its generation, None where there was none.
 
+    The repository stays pinned as it is.
+
     until_ms: leave one that was added later than this, in unix milliseconds. Raises ServerError when the server does not answer
     or cannot unload it.
     """
     with hold_publication_lock(repo):
         champion, loaded = find_served_generation(grpc_url), read_challengers(repo) or find_loaded_challengers(grpc_url)
+        pinned = read_pinned_generation(repo)  # another one than the champion after an export or a pin
         if not loaded or (until_ms is not None and read_added_ms(repo) > until_ms):
             return None
         if not read_challengers(repo):  # tritonserver does not say when a model without a folder has drained
@@ -74,8 +85,8 @@ def unload_challenger(grpc_url: str, repo: Path, until_ms: int | None = None) ->
         with open_local_client(grpc_url) as client:
             _unload_model(client, grpc_url, loaded[0])
             remove_challenger(repo)
-            write_pins(repo, champion)
-            _release(client, repo)
+            write_pins(repo, pinned)
+            _release(client, repo, champion)
     return loaded[0]
 
 
@@ -139,10 +150,14 @@ def _unload_model(
     return wait_drained(grpc_url, generation, CHALLENGER, drain_timeout_s)
 
 
-def _release(client: grpcclient.InferenceServerClient, repo: Path) -> None:
-    """Make the steps unload the versions that the repository no longer names. Raises ServerError, which only costs memory."""
+def _release(client: grpcclient.InferenceServerClient, repo: Path, champion: int) -> None:
+    """Make the steps unload all versions but the champion's. Raises ServerError, which only costs memory.
+
+    The configs are sent, because those on disk may name a generation that was pinned meanwhile and that no server has loaded.
+    """
+    models = {model.name: model for model in read_pinned_to(repo, champion)}
     try:
-        load_models(client, *list_step_names(repo))
+        load_by_sent_configs(client, [models[name] for name in list_step_names(repo)])
     except InferenceServerException as error:
         raise ServerError(
             f"The challenger is unloaded, but its stages take memory until the server is restarted: {error.message()}"

@@ -7,7 +7,6 @@ from repository.experiments import follow_experiment
 from server.generations.challenger import find_loaded_challengers, unload_challenger
 from server.state import ServerState
 from serving.contract.errors import RecommenderError
-from serving.contract.generations import read_pinned_generation
 
 
 class Release:
@@ -22,7 +21,6 @@ class Release:
         """Unload the challenger of an experiment that ended without a promotion. Return what was done, "" for nothing.
 
         This is tried once an experiment. A challenger that was loaded since is left to another, which may not have begun yet.
-        Where the repository is pinned to a generation that is not served, all stays, because unloading pins the served one.
         """
         experiment = self._followed.read_current() if self._followed else None
         if experiment is None or experiment.state in ("running", "promoted") or experiment.version == self._tried:
@@ -33,8 +31,6 @@ class Release:
         try:
             if experiment.challenger not in (read_challengers(repo) or find_loaded_challengers(url)):
                 return ""
-            if (pinned := read_pinned_generation(repo)) != self._state.generation:
-                return f"{over} stays loaded, because the repository is pinned to generation {pinned}"
             unloaded = unload_challenger(url, repo, experiment.changed_ms)
         except RecommenderError as error:
             return f"{over} stays loaded, because {error}"

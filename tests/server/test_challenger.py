@@ -69,6 +69,21 @@ def test_two_generations_answer_side_by_side_and_one_again_without_a_failure_or_
     assert unload_challenger(server.grpc_url, repo) is None
 
 
+def test_a_generation_that_was_published_meanwhile_stays_pinned_and_is_not_loaded(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    with Questions(server.grpc_url) as load:
+        load_challenger(server.grpc_url, repo, 2)
+        toys.publish(repo, 3)
+        pin(repo, 3)  # as a publication does
+        assert unload_challenger(server.grpc_url, repo) == 2
+        assert ready(server.grpc_url) == {("first", 1), ("second", 1), ("recommend", 1)}
+        assert read_pinned_generation(repo) == 3
+        assert activate(server.grpc_url, repo, 3) == 1
+    assert load.failures == []
+    assert set(load.answers) == {("recommend", 1, 1), ("recommend", 3, 3)}
+
+
 def test_a_restart_serves_both_and_a_move_waits_for_the_end_of_the_experiment(repo, launch):
     """A published generation changes nothing."""
     server = launch(repo)

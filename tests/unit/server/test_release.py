@@ -56,11 +56,13 @@ def test_a_promoted_challenger_and_one_of_another_experiment_stay(challenged):
 
 
 def test_a_pin_for_the_next_start_is_kept(challenged):
+    """Also by `experiment stop`, which unloads it likewise."""
     state, double = challenged
     end_experiment(state.repo, "it failed", state="rolled back")
     pin(state.repo, 2)
-    assert Release(state).look().endswith("generation 2 stays loaded, because the repository is pinned to generation 2")
-    assert is_loaded(double)
+    assert Release(state).look() == "experiment spring is over: generation 2 is unloaded"
+    assert not is_loaded(double)
+    assert {double.states[name, 1] for name in STAGES} == {"READY"}
     assert read_pinned_generation(state.repo) == 2
 
 
