@@ -53,6 +53,7 @@ from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage
 from serving.contract.durable import make_file_system_durable
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError
 from serving.contract.generations import read_pinned_generation
+from serving.contract.locks import is_locked
 from serving.contract.tensors import (
     ENSEMBLE,
     LIVE_MODELS,
@@ -85,8 +86,8 @@ class Staging:
     It is beside the repository, or in `recommend` of one that is a mount of its own: tritonserver sees no model there.
 
     layout: "ensemble", or "fused" (only `recommend`, with the stages in subfolders of its version)
-    find_held: returns the generations that running servers have loaded, which a publication keeps; None when a server does not
-        answer
+    find_held: returns the generations that running servers have loaded, which a publication keeps, besides those that models
+        hold by a lock; None when a server does not answer
     keep: how many of the newest generations stay, besides those in use
     """
 
@@ -224,7 +225,8 @@ class Staging:
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
                 newest = list_published_generations(self.repository)[-self._keep :]
                 tagged = find_holders(read_acts(self.repository)).values()
-                kept = {self.generation, previous, *newest, *held, *tagged, *read_challengers(self.repository)}
+                used = {*held, *find_loaded(self.repository), *read_challengers(self.repository)}
+                kept = {self.generation, previous, *newest, *tagged, *used}
                 try:
                     record_late(self.repository, list_versions(self.repository) - kept)  # which is lost with their files
                 except DependencyError as error:  # the publication stands, and the next one prunes
@@ -296,6 +298,12 @@ def list_versions(repository: Path) -> set[int]:
     """Return all version numbers in the repository, of any model."""
     folders = (path for name in (*STAGES, *LIVE_MODELS, ENSEMBLE) for path in (repository / name).glob("*"))
     return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
+
+
+def find_loaded(repository: Path) -> set[int]:
+    """Return the generations that models hold by a lock (serving/stages/adapter), whoever has started their server here."""
+    manifests = (path for path in repository.glob(f"*/*/{MANIFEST_FILE}") if path.parent.name.isdecimal())
+    return {int(path.parent.name) for path in manifests if is_locked(path)}
 
 
 def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelSpec]) -> None:

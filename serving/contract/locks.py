@@ -6,8 +6,9 @@ import fcntl
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 POLL_S = 0.5
 KERNEL_LOCKS = Path("/proc/locks")
@@ -20,6 +21,26 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def hold_shared_lock(path: Path) -> BinaryIO:
+    """Open a file and share a lock on it with others until the file that is returned is closed, or this process ends."""
+    file = path.open("rb")
+    with suppress(OSError):  # a file system without locks: the caller works without one, too
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process of this machine holds a lock on a file; False where the system does not say.
+
+    NFS does not: it grants an exclusive lock only to who may write.
+    """
+    try:
+        with path.open("rb") as file:
+            return not try_lock(file.fileno())
+    except OSError:
+        return False
 
 
 def find_holder(path: Path) -> int | None:

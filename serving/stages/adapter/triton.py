@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
+from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError, RequestError
+from serving.contract.locks import hold_shared_lock
 from serving.contract.logs import format_json_line
 from serving.contract.refused_rows import describe_refused
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
@@ -72,6 +73,7 @@ class StageModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             verify_manifest(folder)
+            self.hold = hold_shared_lock(folder / MANIFEST_FILE)  # a publication removes no generation that is loaded
             info = read_stage(folder)
             self.live = open_reader(folder.parents[1], info)
             self.chain = self._load_chain(folder, info)
@@ -95,6 +97,7 @@ class StageModel:
             if hasattr(link.stage, "close"):
                 link.stage.close()
         self.live.close()
+        self.hold.close()
 
     def _load_chain(self, folder: Path, info: StageInfo) -> list[Link]:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]

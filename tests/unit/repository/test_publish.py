@@ -32,6 +32,7 @@ from serving.contract.artifacts import (
     write_manifest,
 )
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
+from serving.contract.locks import hold_shared_lock
 from serving.contract.tensors import (
     ENSEMBLE,
     LIVE_MODELS,
@@ -58,6 +59,18 @@ def first_generations(tmp_path_factory):
 def published(first_generations, tmp_path):
     """published(layout) -> a repository of its own with one generation."""
     return lambda layout="fused": copy_to_change(first_generations[layout], tmp_path / "repo")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_generation_that_a_model_of_any_checkout_has_loaded_is_not_removed(published, layout):
+    repository = published(layout)
+    version = repository / (ENSEMBLE if layout == "fused" else "rank") / "1"
+    with hold_shared_lock(version / MANIFEST_FILE), hold_shared_lock(version / MANIFEST_FILE):  # as two instances do
+        for _ in range(3):
+            newest = publish_once(repository, layout=layout)
+        assert list_versions(repository) == {1, newest - 1, newest}
+    assert publish_once(repository, layout=layout) == newest + 1
+    assert list_versions(repository) == {newest, newest + 1}
 
 
 def test_a_generation_is_whole_and_verified(tmp_path):
