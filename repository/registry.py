@@ -57,6 +57,7 @@ class Act:
     author: a user, or "server" for what a server does by itself
     action: "tagged", "untagged", "activated" and "replaced" (of a running server's new and former generation, the latter with
         its drift), "followed" (in place of "activated", by a server that follows the pin), "pinned" (for the next start),
+        "served" (by a server, the first time with a live store, which the facts name: server/status/store_place.py),
         "published" or "not published" (by `follow`, with its verdict as the reason; the generation is then the one that
         stays), or a change of an experiment, whose generation is the challenger (experiments.py)
     tag: "" unless one was set

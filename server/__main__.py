@@ -29,6 +29,7 @@ from server.state import ServerState, find_unreadable_states, read_known_servers
 from server.status.condition import examine, list_start_warnings
 from server.status.health import is_ready, wait_ready
 from server.status.log import explain, explain_end
+from server.status.store_place import describe_left_store, record_store
 from serving.contract.errors import ConfigError, RecommenderError, ServerError, run_program
 from serving.contract.generations import read_pinned_generation
 
@@ -182,6 +183,9 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     generation, damage = choose_generation(repo)
     if not running:  # otherwise it has the ports
         check_free(ports)
+    if left_store := describe_left_store(repo):
+        typer.echo(f"WARNING: {left_store}.", err=True)
+    _try_to_write(partial(record_store, repo, generation))
     if left_out := drop_damaged_challenger(repo):  # a start that is refused before leaves the experiment as it was
         typer.echo(f"WARNING: {left_out}.", err=True)
     if running:

@@ -29,6 +29,7 @@ from serving.contract.errors import ConfigError, RecommenderError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
+from serving.live.store import find_live_folder, open_store
 from tests.present import present
 from tests.server import toys
 from tests.tags import run_tagged
@@ -194,11 +195,28 @@ def test_a_start_leaves_a_damaged_generation_for_the_newest_intact_one(is_writab
     assert (start.read_saved().generation, start.list_loaded()) == (1, (1, []))
     assert read_pinned_generation(repo) == (1 if is_writable else 2)
     if is_writable:
-        (act,) = read_acts(repo)
+        act = read_acts(repo)[-1]
         assert (act.author, act.action, act.generation) == ("server", "pinned", 1)
         assert str(path) in act.reason
     else:
-        assert said.count("cannot be written") == 2  # the pin and the record
+        assert said.count("cannot be written") == 3  # the pin, and two lines of the record
+
+
+def test_a_start_on_a_repository_that_was_moved_without_its_live_store_says_so(tmp_path, start):
+    shop, moved, third = make_shop(tmp_path / "shop"), tmp_path / "moved", tmp_path / "third"
+    for _ in range(2):
+        assert "WARNING" not in start(shop)
+        call("stop")
+    acts = [(act.author, act.action, act.generation, act.reason) for act in read_acts(shop)]
+    assert acts == [("server", "served", 1, f"with {shop}.live")]
+    shop.rename(moved)
+    assert f"WARNING: {moved} was served with the live store {shop}.live before, and begins with an empty one in" in start(
+        moved
+    )
+    call("stop")
+    moved.rename(third)
+    open_store(find_live_folder(third), create=True).close()  # this time the store is there
+    assert "WARNING" not in start(third)
 
 
 @pytest.mark.parametrize("fault", ["changed", "cut short", "stage removed", "ensemble removed"])
