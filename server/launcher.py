@@ -231,7 +231,7 @@ class TritonServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         log.rotate(self.log_path)
         key = keys.new_key(self.grpc_url, tag, self._tls_folder)
-        with self.log_path.open("wb") as log_file:
+        with self.log_path.open("ab") as log_file:  # appended to, so that logrotate may cut it short (copytruncate)
             # cwd: stubs import from their working directory first, and the checkout may be newer than the models.
             # start_new_session: so that Ctrl-C in the terminal does not reach the server.
             self.process = start_privately(

@@ -25,7 +25,7 @@ def start_supervised(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log.rotate(log_path)
     repeated = [] if every_s is None else ["--every", f"{every_s:g}"]
-    with log_path.open("wb") as log_file:
+    with log_path.open("ab") as log_file:  # appended to, so that logrotate may cut it short (copytruncate)
         return subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, *repeated, str(folder), sys.executable, *command],
             cwd=PROJECT,

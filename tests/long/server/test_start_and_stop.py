@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -217,6 +219,13 @@ def test_a_start_on_a_repository_that_was_moved_without_its_live_store_says_so(t
     moved.rename(third)
     open_store(find_live_folder(third), create=True).close()  # this time the store is there
     assert "WARNING" not in start(third)
+
+
+def test_the_log_of_a_server_is_appended_to_so_that_logrotate_may_cut_it_short(tmp_path, start):
+    start(make_shop(tmp_path / "shop"))
+    facts = Path(f"/proc/{start.read_saved().pid}/fdinfo/1").read_text()
+    (flags,) = re.findall(r"^flags:\s+(\d+)$", facts, re.MULTILINE)
+    assert int(flags, 8) & os.O_APPEND
 
 
 @pytest.mark.parametrize("fault", ["changed", "cut short", "stage removed", "ensemble removed"])

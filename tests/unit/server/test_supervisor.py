@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from server import supervisor
 from server.start.environment import PROJECT
+from server.supervised import start_supervised
 from tests.waiting import until
 
 TRACE = """
@@ -73,6 +75,17 @@ def test_with_rounds_what_ends_well_runs_again_after_the_pause(tmp_path):
     process.communicate(timeout=60)
     times = starts_s(tmp_path)
     assert all(later - earlier >= 0.3 for earlier, later in pairwise(times))
+
+
+def test_a_log_that_logrotate_cuts_short_goes_on_at_its_beginning(tmp_path):
+    log = tmp_path / "logs" / "helper.log"
+    os.mkfifo(tmp_path / "cut")
+    process = start_supervised(log, ["-c", "print('before', flush=True); open('cut').read(); print('after')"], tmp_path)
+    until(lambda: log.read_text() == "before\n")
+    os.truncate(log, 0)
+    (tmp_path / "cut").write_text("")
+    assert process.wait(timeout=60) == 0
+    assert log.read_bytes() == b"after\n"
 
 
 def test_what_cannot_be_started_is_tried_again(tmp_path):
