@@ -36,7 +36,7 @@ def new_key(grpc_url: str, tag: str, tls_folder: str) -> str:
 
 
 def find_key(grpc_url: str) -> str:
-    """Return the key of the server at `grpc_url`; "" when none was started here."""
+    """Return the key of the server at `grpc_url`; "" when none was started here, or its file was removed or damaged."""
     return _read_fields(grpc_url)[1]
 
 
@@ -61,7 +61,7 @@ def _read_fields(grpc_url: str) -> tuple[str, str, str]:
     """Return (tag, key, folder of TLS)."""
     try:
         tag, key, tls_folder = _find_path(grpc_url).read_text().split(" ", 2)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # ValueError: somebody edited it, and no key is better than half of one
         return "", "", ""
     return tag, key, tls_folder
 

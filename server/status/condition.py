@@ -16,6 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from repository.applied_rules import find_rules_folder
+from server.keys import KEYS_DIR
 from server.processes import count_lost_stubs, find_server_members, is_running
 from server.state import ServerState
 from server.status.clock import describe_wrong_clock
@@ -50,12 +51,17 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
         return Condition(explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
     try:
         states = read_model_states(grpc_url)
-    except ServerError:  # not started here: only its answer shows whether it is ready
+        lost_key = ""
+    except ServerError:  # not started here, or its key is lost: only its answer shows whether it is ready
         states = {}
+        lost_key = (
+            f"its key is not in {KEYS_DIR}, so nobody can move it to another generation or begin an experiment (restart it: "
+            "make stop, then make serve)"
+        )
     if states is None:
         starts = "its process runs, but nothing answers there: it is starting, or it hangs"
         return Condition(starts if state is not None else describe_unready(None))
-    warnings = _list_warnings(state) if state else ()
+    warnings = (lost_key, *_list_warnings(state)) if state else ()
     facts = ", ".join(filter(None, (_describe_models(states), *warnings)))
     if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(

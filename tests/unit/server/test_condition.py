@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 
+import grpc
 import psutil
+import pytest
+from tritonclient.grpc import service_pb2
 
-from server.status.condition import ask, describe_network_disk
+from server import keys
+from server.start.ports import find_free_ports
+from server.state import ServerState
+from server.status.condition import ask, describe_network_disk, examine
 from serving.contract.tensors import PROBE_USER_ID
 from tests.repositories import copy_lean_repository
+from tests.tags import draw_tag, run_tagged
 from tests.unit.clients.grpc_double import GrpcDouble
 
 Mount = namedtuple("Mount", "mountpoint fstype")
@@ -34,3 +42,38 @@ def test_a_live_store_on_a_network_file_system_is_told(tmp_path, monkeypatch):
     assert describe_network_disk(tmp_path / "absent") == ""
     shutil.rmtree(repo / "observe")
     assert describe_network_disk(repo) == ""
+
+
+class Guarded(GrpcDouble):
+    """Lists its models to those who show the key, as tritonserver does."""
+
+    key = ""
+
+    def ServerLive(self, request, context):
+        return service_pb2.ServerLiveResponse(live=True)
+
+    def RepositoryIndex(self, request, context):
+        if (keys.GRPC_HEADER, self.key) not in list(context.invocation_metadata()):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header")
+        return service_pb2.RepositoryIndexResponse()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"tag key", b"\xff a b"])
+def test_a_key_that_was_removed_or_damaged_is_told(content, tmp_path, monkeypatch):
+    """The server goes on answering, but nobody can move it."""
+    monkeypatch.setattr(keys, "KEYS_DIR", tmp_path / "keys")
+    double = Guarded(lambda query: [3])
+    try:
+        port, others = int(double.url.rpartition(":")[2]), find_free_ports()
+        with run_tagged(tag := draw_tag()) as server:
+            state = ServerState(server.pid, tag, tmp_path, tmp_path / "log", replace(others, grpc=port))
+            double.key = keys.new_key(state.grpc_url, tag, "")
+            assert "nobody can move it" not in str(examine(state.grpc_url, state))
+            (path,) = keys.KEYS_DIR.iterdir()
+            path.unlink() if content is None else path.write_bytes(content)
+            condition = examine(state.grpc_url, state)
+        assert keys.find_key(state.grpc_url) == ""
+    finally:
+        double.stop()
+    assert condition.fault == ""
+    assert "nobody can move it" in condition.facts
