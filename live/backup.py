@@ -85,6 +85,7 @@ def back_up(folder: Path, target: Path) -> Backup:
     """Copy a live store into an empty or new folder. Meanwhile the store may be written. Raises ConfigError if it fails."""
     if target.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{target} is in the live store itself. Name a folder elsewhere, best on another disk.")
+    is_new = not target.exists()
     make_empty_folder(target)
     try:
         # Under the lock, no event moves into the archive, and no user is erased, between the copies.
@@ -99,10 +100,10 @@ def back_up(folder: Path, target: Path) -> Backup:
         (target / COPYING).rmdir()
         make_durable(target)
     except (OSError, lmdb.Error) as error:
-        remove_contents(target)
+        remove_contents(target, with_folder=is_new)
         raise ConfigError(f"The backup could not be written to {target}: {error}. Name a folder with enough space.") from error
     except BaseException:
-        remove_contents(target)
+        remove_contents(target, with_folder=is_new)
         raise
     return describe(target)
 
@@ -357,10 +358,12 @@ def is_moved(source: Path, target: Path) -> bool:
     return os.path.lexists(target) and not os.path.lexists(source)
 
 
-def remove_contents(folder: Path) -> None:
-    """Remove everything in a folder: it was empty before a backup that failed."""
+def remove_contents(folder: Path, with_folder: bool) -> None:
+    """Remove everything in a folder: it was empty before a backup that failed. with_folder: it was not there either"""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
+    if with_folder:
+        folder.rmdir()

@@ -6,11 +6,11 @@ A fast hash is enough: 256 random bits cannot be guessed, so a slow one would pr
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import stat
 from pathlib import Path
 
+from serving.contract.durable import append_durably
 from serving.contract.errors import ConfigError
 
 TOKEN_BYTES = 32
@@ -24,15 +24,17 @@ def add_token(file: Path, name: str) -> str:
     """
     if not name.isidentifier():
         raise ConfigError(f"The name {name!r} is not usable; expected letters, digits and _, such as shop.")
-    text = _read_own_text(file) if file.exists() else ""
+    is_new = not file.exists()
+    text = "" if is_new else _read_own_text(file)
     if name in _parse_tokens(file, text).values():
         raise ConfigError(f"{file} has a token called {name} already. Choose another name, or remove its line to revoke it.")
     token = secrets.token_urlsafe(TOKEN_BYTES)
     line_end = "" if text.endswith("\n") or not text else "\n"  # an editor may have left it out
     try:
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
-            lines.write(f"{line_end}{name} {hash_token(token)}\n")
+        append_durably(file, f"{line_end}{name} {hash_token(token)}\n")
     except OSError as error:
+        if is_new and file.exists():  # without a token, it would only let a gateway refuse to start
+            file.unlink()
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Choose another --file.") from error
     return token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,22 @@ def test_a_file_that_holds_no_tokens_is_refused(tmp_path, content, said):
         read_tokens(tmp_path / "tokens.txt")
     with pytest.raises(ConfigError, match="cannot be written"):
         add_token(tmp_path / "nowhere" / "tokens.txt", "shop")
+
+
+def test_a_full_disk_leaves_no_file_without_a_token_and_none_with_half_a_line(tmp_path):
+    file = tmp_path / "tokens.txt"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for tokens in ([], ["shop"]):
+        for name in tokens:
+            add_token(file, name)
+        before = file.read_text() if file.exists() else None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before or "") + 9, hard))  # which stands for a full disk
+        try:
+            with pytest.raises(ConfigError, match=r"tokens\.txt cannot be written"):
+                add_token(file, "mail")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (file.read_text() if file.exists() else None) == before
 
 
 def test_a_file_of_tokens_that_others_may_read_or_change_gets_no_further_one(tmp_path):

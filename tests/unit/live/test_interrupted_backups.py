@@ -94,7 +94,7 @@ def test_a_backup_that_the_disk_did_not_take_fails(writer, folder, tmp_path, mon
     fail_flush(monkeypatch, 0)
     with pytest.raises(ConfigError, match=r"could not be written .*Input/output error"):
         back_up(folder, tmp_path / "backup")
-    assert list((tmp_path / "backup").iterdir()) == []
+    assert not (tmp_path / "backup").exists()
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["before the moves", "after them"])
@@ -221,10 +221,14 @@ def test_no_store_begins_empty_where_the_restore_after_a_killed_one_fails(folder
     assert not (folder / ".restoring").exists()
 
 
-def test_a_backup_that_fails_leaves_an_empty_folder(writer, folder, tmp_path):
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_backup_that_fails_leaves_its_folder_as_it_was(is_new, writer, folder, tmp_path):
     writer.append(purchase(7, 1))
     (folder / "archive").mkdir()
     (folder / "archive" / "events-000000000001-000000000002.parquet").symlink_to("missing")
+    if not is_new:
+        (tmp_path / "backup").mkdir()
     with pytest.raises(ConfigError, match="could not be written"):
         back_up(folder, tmp_path / "backup")
-    assert list((tmp_path / "backup").iterdir()) == []
+    assert list(tmp_path.rglob("backup*")) == ([] if is_new else [tmp_path / "backup"])
+    assert is_new or not any((tmp_path / "backup").iterdir())
