@@ -17,7 +17,8 @@ from tests.unit.server.shops import make_shop
 
 ACTS: dict[str, Callable[[Path], object]] = {
     "a pin": lambda repo: pin(repo, 2),
-    "a challenger": lambda repo: (write_challenger(repo, 2), write_pins(repo, 1)),
+    "a challenger": lambda repo: write_challenger(repo, 2),
+    "both generations": lambda repo: write_pins(repo, 1),
     "a tag": lambda repo: record_act(repo, "tagged", 1, "spring"),
     "an experiment": lambda repo: start_experiment(repo, Experiment("spring", 1, 2, 0.5)),
     "its share": lambda repo: change_share(repo, 0.2),
