@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, write_manifest
+from serving.contract.artifacts import StageInfo, read_stage, write_manifest
 from serving.contract.errors import DependencyError, RequestError
-from serving.contract.locks import is_locked
 from serving.contract.tensors import (
     ENSEMBLE,
     FROM_STORE,
@@ -115,17 +114,6 @@ def model(arguments):
     model.initialize(arguments)
     yield model
     model.finalize()
-
-
-def test_a_loaded_version_is_held_until_it_is_unloaded(arguments):
-    """So that no publication removes it."""
-    manifest = Path(arguments["model_repository"]) / arguments["model_version"] / MANIFEST_FILE
-    model = quiet_model(Echo)
-    assert not is_locked(manifest)
-    model.initialize(arguments)
-    assert is_locked(manifest)
-    model.finalize()
-    assert not is_locked(manifest)
 
 
 def request(*user_ids: int, **tensors: np.ndarray) -> pb.InferenceRequest:
