@@ -178,9 +178,9 @@ def off_policy(
     """Estimate what answers that nobody saw would have earned, as far as the log can tell (docs/trials.md)."""
     folder = find_log(repo)
     if answers is not None and generation is None:
-        judged, from_ms = read_lists(answers), 0
+        judged, from_ms, failed = read_lists(answers), 0, 0
     elif generation is not None and answers is None:
-        judged, from_ms = read_shadow_lists(folder, generation)
+        judged, from_ms, failed = read_shadow_lists(folder, generation)
     else:
         raise TrialError("What to judge is not clear; expected --generation or --answers, one of them.")
     exposures = read_judged_answers(folder, judged, from_ms)
@@ -198,7 +198,7 @@ def off_policy(
         raise TrialError("\n".join(f"{kind}: {refusal}" for kind, refusal in refusals.items()))
     if as_json:
         told = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
-        counts = {"judged": len(judged), "fallbacks": paired.fallbacks}
+        counts = {"judged": len(judged), "failed": failed, "fallbacks": paired.fallbacks}
         typer.echo(json.dumps({"shown": asdict(shown), "estimates": told, "refused": refusals} | counts))
         return
     table = Table(f"{reward} an answer", "value", "interval", "effective users", "support")
@@ -209,6 +209,8 @@ def off_policy(
     Console().print(table)
     for kind, refusal in refusals.items():
         typer.echo(f"{kind}: {refusal}")
+    if failed:
+        typer.echo(f"{failed:,} of the {len(judged):,} judged lists are empty, because the shadow failed, and earn nothing.")
     if paired.fallbacks:
         typer.echo(f"{paired.fallbacks:,} shown answers are left out: the gateway's popular items, which no generation chose.")
     if from_ms and len(judged) == MOST_JUDGED:

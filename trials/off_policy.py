@@ -9,7 +9,8 @@ that under the logged policy. Estimators:
 
 A slate is several items that are shown together. The reward of a position is weighted by the product of all weights of the
 slate (standard), by the position's own weight (independent: positions do not influence each other), or by the product down to
-the position (cascade: a user reads from the top). SNIPS and DR of slates are those of their positions, summed.
+the position (cascade: a user reads from the top). SNIPS and DR of slates are those of their positions, summed. Where the policy
+to judge leaves a position of some slates empty, SNIPS multiplies by the share of the slates in which it does not.
 
 Sources: Rubin 1981 (Bayesian bootstrap); Swaminathan and Joachims 2015 (SNIPS); Dudik, Langford and Li 2011 (DR);
 McInerney et al. 2020 (cascade).
@@ -17,6 +18,7 @@ McInerney et al. 2020 (cascade).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +32,7 @@ SEED = 0  # the same log gives the same interval
 LEAST_EFFECTIVE_SAMPLES = 200.0  # of 22 intervals of rare clicks with 100 to 200, only 15 held the truth
 
 SlateKind = Literal["standard", "independent", "cascade"]
+Ratio = tuple[np.ndarray, np.ndarray]  # numerators, denominators: [elements], or [elements, terms]
 Clusters = np.ndarray | None  # int64 [slates], 0 … n - 1, equal where slates depend on each other, like those of one user
 
 
@@ -74,12 +77,12 @@ def compute_effective_samples(weights: np.ndarray) -> float:
 
 def estimate_ips(rewards: np.ndarray, weights: np.ndarray) -> Estimate:
     """Return the inverse-propensity estimate. rewards, weights: float64 [decisions]."""
-    return _estimate(weights * rewards, np.ones(len(rewards)), weights)
+    return _estimate([(weights * rewards, np.ones(len(rewards)))], weights)
 
 
 def estimate_snips(rewards: np.ndarray, weights: np.ndarray) -> Estimate:
     """Return the self-normalised estimate. rewards, weights: float64 [decisions]."""
-    return _estimate(weights * rewards, weights, weights)
+    return _estimate([(weights * rewards, weights)], weights)
 
 
 def estimate_dr(rewards: np.ndarray, weights: np.ndarray, expected_logged: np.ndarray, expected_target: np.ndarray) -> Estimate:
@@ -88,7 +91,7 @@ def estimate_dr(rewards: np.ndarray, weights: np.ndarray, expected_logged: np.nd
     expected_logged: float64 [decisions], a model's expected reward of the shown item; expected_target: the same model's
     expected reward under the target policy. The model must not have learned from these decisions.
     """
-    return _estimate(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)), weights)
+    return _estimate([(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)))], weights)
 
 
 def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: Clusters = None) -> Estimate:
@@ -98,13 +101,22 @@ def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, cl
     clusters: where given, interval and effective samples count them
     """
     weights = weigh_positions(weights, kind)
-    return _estimate_slate((weights * rewards).sum(axis=1, keepdims=True), np.ones((len(rewards), 1)), weights, clusters)
+    return _estimate_slate([((weights * rewards).sum(axis=1, keepdims=True), np.ones((len(rewards), 1)))], weights, clusters)
 
 
-def estimate_slate_snips(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: Clusters = None) -> Estimate:
-    """Return the self-normalised estimate of a whole slate. Arguments: as in `estimate_slate`."""
+def estimate_slate_snips(
+    rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, clusters: Clusters = None, filled: np.ndarray | None = None
+) -> Estimate:
+    """Return the self-normalised estimate of a whole slate.
+
+    rewards, weights, kind, clusters: as in `estimate_slate`
+    filled: bool [slates, positions], where the policy to judge has an item; an empty position earns nothing. None: everywhere
+    """
     weights = weigh_positions(weights, kind)
-    return _estimate_slate(weights * rewards, weights, weights, clusters)
+    if filled is None:
+        return _estimate_slate([(weights * rewards, weights)], weights, clusters)
+    used, shares = weights * filled, (filled.astype(np.float64), np.ones((len(filled), 1)))
+    return _estimate_slate([(used * rewards, used), shares], weights, clusters)
 
 
 def estimate_slate_dr(
@@ -123,7 +135,7 @@ def estimate_slate_dr(
     """
     weights = weigh_positions(weights, kind)
     corrected = (expected_target + weights * (rewards - expected_logged)).sum(axis=1, keepdims=True)
-    return _estimate_slate(corrected, np.ones((len(rewards), 1)), weights, clusters)
+    return _estimate_slate([(corrected, np.ones((len(rewards), 1)))], weights, clusters)
 
 
 def weigh_positions(weights: np.ndarray, kind: SlateKind) -> np.ndarray:
@@ -145,13 +157,13 @@ def describe_weights(weights: np.ndarray, unit: str) -> str:
     return f"{agreeing:,} {unit} were shown what that policy shows, and the heaviest one has {heaviest:.0%} of their weight."
 
 
-def _estimate_slate(numerators: np.ndarray, denominators: np.ndarray, weights: np.ndarray, clusters: Clusters) -> Estimate:
+def _estimate_slate(ratios: Sequence[Ratio], weights: np.ndarray, clusters: Clusters) -> Estimate:
     """Return `_estimate` with slates as elements, or with clusters of slates. All arrays: [slates, …]."""
-    decisions, unit = len(numerators), "decisions"
+    decisions, unit = len(weights), "decisions"
     if clusters is not None:
-        numerators, denominators, weights = (_sum_clusters(array, clusters) for array in (numerators, denominators, weights))
-        unit = "users"
-    return _estimate(numerators, denominators, min(weights.T, key=compute_effective_samples), decisions, unit)
+        ratios = [(_sum_clusters(above, clusters), _sum_clusters(below, clusters)) for above, below in ratios]
+        weights, unit = _sum_clusters(weights, clusters), "users"
+    return _estimate(ratios, min(weights.T, key=compute_effective_samples), decisions, unit)
 
 
 def _sum_clusters(array: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -159,16 +171,10 @@ def _sum_clusters(array: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     return np.stack([np.bincount(clusters, column) for column in array.T], axis=1)
 
 
-def _estimate(
-    numerators: np.ndarray,
-    denominators: np.ndarray,
-    weights: np.ndarray,
-    decisions: int | None = None,
-    unit: str = "decisions",
-) -> Estimate:
-    """Return sum(numerators) / sum(denominators) with the 95 % interval of a Bayesian bootstrap over their elements.
+def _estimate(ratios: Sequence[Ratio], weights: np.ndarray, decisions: int | None = None, unit: str = "decisions") -> Estimate:
+    """Return the product of all sum(numerators) / sum(denominators), with the 95 % interval of a Bayesian bootstrap.
 
-    numerators, denominators: [elements], or [elements, terms] of a sum of such ratios
+    ratios: of the same elements; of several terms, the products are added up
     weights: [elements], to count effective samples; decisions: how many the elements stand for; None: one each
     unit: what an element is, in the plural
 
@@ -181,13 +187,25 @@ def _estimate(
             f"expected {LEAST_EFFECTIVE_SAMPLES:.0f} or more. {describe_weights(weights, unit)} "
             "Log more, draw more often ([live] new_item_share, exploration), or judge a policy nearer to the logged one."
         )
-    count, generator = len(numerators), np.random.default_rng(SEED)
-    pairs = np.column_stack([numerators, denominators])
+    count, generator = len(weights), np.random.default_rng(SEED)
+    columns = [part.reshape(count, -1) for ratio in ratios for part in ratio]
+    elements, ends = np.hstack(columns), np.cumsum([part.shape[1] for part in columns])[:-1]
     resampled = []
     for _ in range(RESAMPLES // RESAMPLE_BLOCK):
-        resampled.append(generator.standard_exponential((RESAMPLE_BLOCK, count)) @ pairs)
-    sums = np.concatenate(resampled)
-    terms = pairs.shape[1] // 2
-    low, high = np.quantile((sums[:, :terms] / sums[:, terms:]).sum(axis=1), [0.025, 0.975])
-    value = np.sum(numerators.sum(axis=0) / denominators.sum(axis=0))
+        resampled.append(generator.standard_exponential((RESAMPLE_BLOCK, count)) @ elements)
+    low, high = np.quantile(_multiply_ratios(np.concatenate(resampled), ends), [0.025, 0.975])
+    value = _multiply_ratios(elements.sum(axis=0, keepdims=True), ends)[0]
     return Estimate(float(value), float(low), float(high), samples, decisions or count)
+
+
+def _multiply_ratios(sums: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the product of the ratios, summed over their terms, float64 [resamples].
+
+    sums: float64 [resamples, columns]; ends: where numerators and denominators of the ratios end, in turn. A ratio without any
+    weight is 0: nothing that was shown there says what it earns.
+    """
+    parts = np.split(sums, ends, axis=1)
+    product = np.ones((len(sums), 1))
+    for numerators, denominators in zip(parts[::2], parts[1::2], strict=True):
+        product = product * np.divide(numerators, denominators, out=np.zeros_like(numerators), where=denominators != 0)
+    return product.sum(axis=1)

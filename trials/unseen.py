@@ -2,8 +2,9 @@
 
 A judged list is what that generation answers to a logged request. The estimators are IPS, SNIPS and DR of trials/off_policy.py.
 A shown item has the weight 1 / propensity (`propensities` of live/exposures.py) if the judged list has the same item at the
-same place, otherwise 0. Places whose propensity is not known have the weight 0. Answers with a gateway's own popular items are
-left out, because no generation chose them.
+same place, otherwise 0. Places whose propensity is not known have the weight 0. Where a judged list is shorter than others, or
+empty because the shadow failed, it earns nothing, whatever was shown. Answers with a gateway's own popular items are left out,
+because no generation chose them.
 
 A propensity is conditional on the items before it. So the mean weight of a place estimates its support: the share of answers
 that could have shown the judged item there. The log says nothing about the other answers, so there is no estimate unless the
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field
 
-from live.exposures import FALLBACK, SCHEMA, read_latest
+from live.exposures import FAILED, FALLBACK, SCHEMA, read_latest
 from serving.contract.tensors import PAD_ID
 from serving.live.events import EventBatch
 from serving.live.experiment import SHADOW_ARM
@@ -97,10 +98,15 @@ class PairedAnswers:
                 "made with knowledge of what was drawn. Expected lists that do not depend on the shown ones. Record another "
                 "generation's answers."
             )
-        # The shown item is the judged one wherever a weight is not 0, so the model expects the same of both.
-        robust = estimate_slate_dr(self.rewards, self.weights, self.expected, self.expected, kind, self.users)
-        logged = self.rewards, self.weights, kind, self.users
-        return {"IPS": estimate_slate(*logged), "SNIPS": estimate_slate_snips(*logged), "DR": robust}, support
+        # An empty place of a judged list earns nothing for certain, so the log counts there in full.
+        weights = np.where(self.judged, weigh_positions(self.weights, kind), 1.0)
+        earned = self.rewards * self.judged
+        return {
+            "IPS": estimate_slate(earned, weights, "independent", self.users),
+            "SNIPS": estimate_slate_snips(earned, weights, "independent", self.users, self.judged),
+            # The shown item is the judged one wherever such a weight is not 0, so the model expects the same of both.
+            "DR": estimate_slate_dr(earned, weights, self.expected, self.expected, "independent", self.users),
+        }, support
 
     def _estimate_support(self, kind: SlateKind) -> Estimate:
         """Return the mean weight of the places at which a judged list has an item."""
@@ -109,10 +115,11 @@ class PairedAnswers:
         return estimate_slate_snips(sums / np.maximum(counts, 1.0), counts, "independent", self.users)
 
 
-def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int]], int]:
-    """Return the latest lists of a generation as a shadow, by request id, and the time of the first, unix milliseconds.
+def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int]], int, int]:
+    """Return a generation's latest lists as a shadow by request id, the time of the first, and how many are empty by failure.
 
-    folder: of the live store. At most MOST_JUDGED lists. Raises TrialError if no answer as a shadow is logged.
+    folder: of the live store. At most MOST_JUDGED lists. The time is in unix milliseconds. Raises TrialError if no answer as a
+    shadow is logged.
     """
     wanted = (pc.field("arm") == SHADOW_ARM) & (pc.field("generation") == generation)
     shadows = read_latest(folder, wanted, MOST_JUDGED, 0)
@@ -122,7 +129,7 @@ def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int
             "file of its answers with --answers."
         )
     lists = dict(zip(shadows["request_id"].to_pylist(), shadows["item_ids"].to_pylist(), strict=True))
-    return lists, shadows["time_ms"][0].as_py()
+    return lists, shadows["time_ms"][0].as_py(), int(has_mark(shadows, FAILED).sum())
 
 
 def read_judged_answers(folder: Path, judged: Lists, from_ms: int) -> pa.Table:
@@ -207,7 +214,7 @@ def pair_answers(
 
 
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:
-    """Return what each judged item is expected to earn at its place, float64 [answers, places].
+    """Return what each judged item is expected to earn at its place, float64 [answers, places]; 0 where there is none.
 
     Users are split into two halves. An expectation is the mean of what the item earned at this place from users of the other
     half, shrunk to the mean of the place. Cross-fitting: a model that had seen an answer would make the interval of the doubly
@@ -227,4 +234,4 @@ def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.nd
         sums = np.bincount(shown[~in_half].ravel(), rewards[~in_half].ravel(), minlength=len(pairs))
         prior_sums = PRIOR_SHOWN * rewards[~in_half].mean(axis=0)
         expected[in_half] = (sums[judged[in_half]] + prior_sums) / (counts[judged[in_half]] + PRIOR_SHOWN)
-    return expected
+    return np.where(judged_ids == PAD_ID, 0.0, expected)

@@ -124,15 +124,27 @@ def test_generations_that_differ_in_the_new_items_they_show_are_judged(clicks_of
     assert paired(logged, chances, judged, clicks_of, places=2).estimate("independent")[0]["IPS"].low > 0
 
 
-def test_intervals_hold_the_true_value_about_as_often_as_they_state():
-    truth = LIKED[2] + LIKED[4] * LOOKED_AT[1]
+@pytest.mark.parametrize("rest", [[2, 4], [2], []])
+def test_intervals_hold_the_true_value_about_as_often_as_they_state(rest):
+    """Two users of five would have got a shorter list, or none because the shadow failed: empty places earn nothing."""
+    judged = [rest if user % 5 < 2 else [2, 4] for user in range(2_000)]
+    truth = np.mean([LIKED[items] @ LOOKED_AT[: len(items)] for items in judged])
     held = {"IPS": 0, "SNIPS": 0, "DR": 0}
     for seed in range(20):
         lists = np.where(np.random.default_rng([seed, 1]).random((2_000, 2)) < 0.5, [2, 4], [1, 3]).tolist()
-        answers = paired(lists, [[0.5, 0.5]] * 2_000, [2, 4], click_each, seed)
-        for name, estimate in answers.estimate("independent")[0].items():
+        answers = paired(lists, [[0.5, 0.5]] * 2_000, judged, click_each, seed)
+        estimates, support = answers.estimate("independent")
+        assert support.value == pytest.approx(1.0, abs=0.1)
+        for name, estimate in estimates.items():
             held[name] += estimate.low <= truth <= estimate.high
     assert {name: count >= 17 for name, count in held.items()} == dict.fromkeys(held, True)
+
+
+def test_a_longer_list_of_one_user_leaves_the_evidence_of_the_others():
+    logged, chances = draw_each([1, 3], [2, 4])
+    answers = paired(logged, chances, [[2, 4], *[[2]] * (USERS - 1)], click_each)
+    for name, estimate in answers.estimate("independent")[0].items():
+        assert estimate.low <= LIKED[2] <= estimate.high, name
 
 
 def test_what_items_earned_narrows_the_interval():
@@ -157,6 +169,7 @@ def test_what_an_item_should_earn_is_learned_from_other_users():
     swapped = expect_rewards(shown, np.tile([8, 7], (2_000, 1)), rewards, users)
     assert swapped[1::2, 0] == pytest.approx(1.0)  # of an item that nobody saw there: what the place earns
     assert swapped[:, 1] == pytest.approx(0.0)  # item 7 was never in the second place
+    assert expect_rewards(shown, np.full((2_000, 2), -1), rewards, users).max() == 0.0
 
 
 def test_a_log_that_is_worth_too_few_users_says_why():
@@ -347,6 +360,22 @@ def test_popular_items_of_a_gateway_are_left_out_and_counted(repo):
     assert (told["shown"]["value"], told["shown"]["decisions"], told["fallbacks"]) == (0.5, 400, 600)
     assert told["estimates"]["standard IPS"]["value"] == pytest.approx(0.5)
     assert "600 shown answers are left out: the gateway's popular items" in judge(repo, "--generation", "2", "--places", "1")
+
+
+def test_failed_shadows_earn_nothing_and_are_counted(repo):
+    log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    certain: list[float | None] = [1.0] * 3
+    for user in range(400, 1_400):
+        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, [], "e", "champion", propensities=certain))
+        items, marks = ([], ["challenger"]) if user < 800 else ([1, 2, 3], list[str]())
+        log.add(Exposure(f"r{user}", now_ms, user, 3, items, [None] * len(items), marks, "e", "shadow"))
+    log.close()
+    users = np.arange(400, 1_400, 2)
+    observe(repo, {"user_id": users, "item_id": np.ones(500), "request_id": [f"r{user}".encode() for user in users]})
+    told = json.loads(judge(repo, "--generation", "3", "--json"))
+    assert (told["judged"], told["failed"], told["shown"]["value"]) == (1_000, 400, 0.5)
+    assert [estimate["value"] for estimate in told["estimates"].values()] == pytest.approx([0.3] * 9)
+    assert "400 of the 1,000 judged lists are empty, because the shadow failed" in judge(repo, "--generation", "3")
 
 
 def test_only_fallbacks_are_nothing_to_judge_by():

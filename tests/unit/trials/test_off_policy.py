@@ -104,6 +104,22 @@ def test_self_normalised_slates_follow_a_reward_that_all_items_share():
         assert high.value - low.value == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("clusters", [None, np.arange(20_000) // 2])
+def test_self_normalised_slates_count_only_positions_that_the_policy_fills(clusters):
+    """The policy fills the second position of every fourth slate, and the third one only where nothing was drawn for it."""
+    generator = np.random.default_rng(6)
+    actions = generator.choice(ACTIONS, (20_000, 3), p=LOGGED)
+    rewards = (generator.random(actions.shape) < RATES[actions]).astype(np.float64)
+    weights, filled = compute_importance_weights(TARGET[actions], LOGGED[actions]), np.ones(actions.shape, bool)
+    filled[:, 1], filled[:, 2] = np.arange(len(filled)) % 4 == 0, np.arange(len(filled)) == 0
+    weights[0, 2], truth = 0.0, 1.25 * TRUE_VALUE
+    estimate = estimate_slate_snips(rewards, np.where(filled, weights, 1.0), "independent", clusters, filled)
+    assert estimate.low <= truth <= estimate.high
+    assert estimate.high - estimate.low < 0.1 * truth
+    whole = estimate_slate_snips(rewards, weights, "independent", clusters, np.ones(actions.shape, bool))
+    assert whole == estimate_slate_snips(rewards, weights, "independent", clusters)
+
+
 def test_a_log_that_says_too_little_is_refused():
     weights = np.zeros(10_000)
     weights[:20] = 100.0
