@@ -198,10 +198,10 @@ def off_policy(
         raise TrialError("\n".join(f"{kind}: {refusal}" for kind, refusal in refusals.items()))
     if as_json:
         told = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
-        counts = {"judged": len(judged), "failed": failed, "fallbacks": paired.fallbacks}
+        counts = {"judged": len(judged), "places": paired.places, "failed": failed, "fallbacks": paired.fallbacks}
         typer.echo(json.dumps({"shown": asdict(shown), "estimates": told, "refused": refusals} | counts))
         return
-    table = Table(f"{reward} an answer", "value", "interval", "effective users", "support")
+    table = Table(f"{reward} an answer, top {paired.places}", "value", "interval", "effective users", "support")
     for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():
         interval = f"{estimate.low:.4g} … {estimate.high:.4g}"
         share = f"{support.value:.1%}" if support else ""

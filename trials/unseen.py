@@ -75,8 +75,13 @@ class PairedAnswers:
     unknown: float
     fallbacks: int
 
+    @property
+    def places(self) -> int:
+        """Number of judged places."""
+        return self.judged.shape[1]
+
     def estimate_shown(self) -> Estimate:
-        """Return what the shown lists earned per answer. Raises TrialError for too few users."""
+        """Return what the shown lists earned per answer at the judged places. Raises TrialError for too few users."""
         return estimate_slate(self.rewards, np.ones_like(self.weights), "independent", self.users)
 
     def estimate(self, kind: SlateKind) -> tuple[dict[str, Estimate], Estimate]:
@@ -172,9 +177,10 @@ def pair_answers(
     """Pair shown answers with the judged lists of their requests.
 
     exposures, log: as in trials/feedback.py; reward: what counts as an item's reward
-    places: how many places to judge, from the top; None for all
+    places: how many places to judge, from the top; None for all. Places behind the longest judged list are never judged
 
-    Raises TrialError if no shown answer has a judged list, or if those that have one are of too few users.
+    Raises TrialError if no shown answer has a judged list, if those that have one are of too few users, or if all judged lists
+    are empty.
     """
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
@@ -207,10 +213,15 @@ def pair_answers(
     item_rewards = np.asarray(earned[reward], np.float64)
     rewards = np.pad(item_rewards, ((0, 0), (0, width - item_rewards.shape[1])))
     expected = expect_rewards(shown_ids, judged_ids, rewards, users)
+    is_judged = judged_ids != PAD_ID
+    longest = int((np.arange(1, width + 1) * is_judged.any(axis=0)).max(initial=0))
+    if not longest:
+        raise TrialError(f"All judged lists of the {len(shown):,} shown answers are empty; expected lists with items.")
+    places = min(places or longest, longest)
     is_shown = shown_ids[:, :places] != PAD_ID
     unknown = float((is_shown & ~known[:, :places]).sum() / max(is_shown.sum(), 1))
     rewards, weights, expected = (values[:, :places] for values in (rewards, weights, expected))
-    return PairedAnswers(rewards, weights, expected, judged_ids[:, :places] != PAD_ID, users, unknown, fallbacks)
+    return PairedAnswers(rewards, weights, expected, is_judged[:, :places], users, unknown, fallbacks)
 
 
 def expect_rewards(shown_ids: np.ndarray, judged_ids: np.ndarray, rewards: np.ndarray, users: np.ndarray) -> np.ndarray:

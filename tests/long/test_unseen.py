@@ -25,6 +25,7 @@ from trials.unseen import expect_rewards, pair_answers, read_lists
 
 USERS = 6_000
 LOOKED_AT = np.array([1.0, 0.6, 0.4, 0.3])  # share of users who look at a place
+CERTAIN: list[float | None] = [1.0] * 3
 LIKED = np.array([np.nan, 0.1, 0.6, 0.05, 0.5, 0.2])  # click rate of each item that is looked at
 
 
@@ -141,8 +142,7 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_state(rest):
 
 
 def test_a_longer_list_of_one_user_leaves_the_evidence_of_the_others():
-    logged, chances = draw_each([1, 3], [2, 4])
-    answers = paired(logged, chances, [[2, 4], *[[2]] * (USERS - 1)], click_each)
+    answers = paired(*draw_each([1, 3], [2, 4]), [[2, 4], *[[2]] * (USERS - 1)], click_each)
     for name, estimate in answers.estimate("independent")[0].items():
         assert estimate.low <= LIKED[2] <= estimate.high, name
 
@@ -299,12 +299,11 @@ def repo(tmp_path) -> Path:
     repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
     users = np.arange(0, 400, 2)
     given = {"user_id": users, "item_id": np.ones(200), "request_id": [f"r{user}".encode() for user in users]}
-    given |= {"value": np.full(200, 3.0)}
-    observe(repo, given)
+    observe(repo, given | {"value": np.full(200, 3.0)})
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for user in range(400):
-        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [1.0] * 3, [], "e", "champion", propensities=[1.0] * 3))
-        log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 3, 2], [1.0] * 3, [], "e", "shadow", propensities=[1.0] * 3))
+        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [1.0] * 3, [], "e", "champion", propensities=CERTAIN))
+        log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 3, 2], [1.0] * 3, [], "e", "shadow", propensities=CERTAIN))
     log.close()
     return repo
 
@@ -337,6 +336,15 @@ def test_the_command_judges_recorded_answers(repo, tmp_path):
         judge(repo, "--answers", str(path), "--generation", "2")
 
 
+def test_recorded_answers_may_have_fewer_items_than_were_shown(repo, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"request_id": f"r{user}", "item_ids": [1, 2, -1]}) + "\n" for user in range(400)))
+    told = json.loads(judge(repo, "--answers", str(path), "--json"))
+    assert (told["places"], told["refused"]) == (2, {})
+    assert [estimate["value"] for estimate in told["estimates"].values()] == pytest.approx([0.5] * 9)
+    assert told == json.loads(judge(repo, "--answers", str(path), "--places", "2", "--json"))
+
+
 def test_estimators_that_ask_too_much_are_told_apart(repo, tmp_path):
     """One item more leaves the other places alone, but makes some lists ones that were never shown."""
     path = tmp_path / "answers.jsonl"
@@ -352,9 +360,8 @@ def test_popular_items_of_a_gateway_are_left_out_and_counted(repo):
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
     for user in range(400, 1_000):
         marks = ["gateway_fallback"]
-        certain: list[float | None] = [1.0] * 3
-        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, marks, "e", "champion", propensities=certain))
-        log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 2, 3], [1.0] * 3, [], "e", "shadow", propensities=certain))
+        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, marks, "e", "champion", propensities=CERTAIN))
+        log.add(Exposure(f"r{user}", now_ms, user, 2, [1, 2, 3], [1.0] * 3, [], "e", "shadow", propensities=CERTAIN))
     log.close()
     told = json.loads(judge(repo, "--generation", "2", "--places", "1", "--json"))
     assert (told["shown"]["value"], told["shown"]["decisions"], told["fallbacks"]) == (0.5, 400, 600)
@@ -364,24 +371,25 @@ def test_popular_items_of_a_gateway_are_left_out_and_counted(repo):
 
 def test_failed_shadows_earn_nothing_and_are_counted(repo):
     log, now_ms = ExposureLog(find_experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
-    certain: list[float | None] = [1.0] * 3
     for user in range(400, 1_400):
-        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, [], "e", "champion", propensities=certain))
+        log.add(Exposure(f"r{user}", now_ms, user, 1, [1, 2, 3], [None] * 3, [], "e", "champion", propensities=CERTAIN))
         items, marks = ([], ["challenger"]) if user < 800 else ([1, 2, 3], list[str]())
         log.add(Exposure(f"r{user}", now_ms, user, 3, items, [None] * len(items), marks, "e", "shadow"))
     log.close()
-    users = np.arange(400, 1_400, 2)
-    observe(repo, {"user_id": users, "item_id": np.ones(500), "request_id": [f"r{user}".encode() for user in users]})
+    buyers = np.arange(400, 1_400, 2)
+    observe(repo, {"user_id": buyers, "item_id": np.ones(500), "request_id": [f"r{user}".encode() for user in buyers]})
     told = json.loads(judge(repo, "--generation", "3", "--json"))
     assert (told["judged"], told["failed"], told["shown"]["value"]) == (1_000, 400, 0.5)
     assert [estimate["value"] for estimate in told["estimates"].values()] == pytest.approx([0.3] * 9)
     assert "400 of the 1,000 judged lists are empty, because the shadow failed" in judge(repo, "--generation", "3")
 
 
-def test_only_fallbacks_are_nothing_to_judge_by():
+def test_only_fallbacks_or_empty_lists_are_nothing_to_judge_by():
     rows = exposures({"request_id": "a", "item_ids": [1], "degraded": ["gateway_fallback"], "propensities": [1.0]})
     with pytest.raises(TrialError, match=r"No shown answer but the gateway's popular items, which no generation chose \(1\)"):
         pair_answers(rows, [], {"a": [1]})
+    with pytest.raises(TrialError, match="All judged lists of the 6,000 shown answers are empty"):
+        paired([[1]] * USERS, [[1.0]] * USERS, [[]] * USERS, click_each)
 
 
 def test_the_latest_answers_of_a_long_shadow_are_judged_and_the_command_says_so(repo, monkeypatch):
