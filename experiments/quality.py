@@ -2,10 +2,10 @@
 
     python -m experiments.quality [--data online-retail --data movielens] [--seeds 0,1,2]
 
-The log is split by time (training/dataset/split.py: the last 20 % are the test), a repository is exported from the earlier
-part alone and served by a real tritonserver. Items a user already had are neither served nor counted, unless `--repeats` sets
-`[pipeline] filter_seen = false`. Other settings are the defaults everywhere. Beside the qualities stands what the export tried
-of the sources of candidates that it may leave out (training/retrieval/choose.py).
+The log is split by time (training/dataset/split.py: the last 20 % are the test, of each user where few users return), a
+repository is exported from the earlier part alone and served by a real tritonserver. Items a user already had are neither
+served nor counted, unless `--repeats` sets `[pipeline] filter_seen = false`. Other settings are the defaults everywhere. Beside
+the qualities stands what the export tried of the sources of candidates that it may leave out (training/retrieval/choose.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from perf.command import run
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
-from training.dataset import load_dataset
+from training.dataset import Dataset, load_dataset, split_log
 from training.evaluation.baselines import Quality
+from training.evaluation.problem import TEST_SHARE
 
 WORK = Path(".run/eval")
 TUNED_ON = {"online-retail", "movielens"}  # their test parts chose the towers' learning rate, batch and stopping rule
@@ -63,6 +64,13 @@ def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure
     return figures
 
 
+def describe_test(dataset: Dataset) -> str:
+    """Return which part of the log is the test."""
+    train, test = split_log(dataset.interactions, TEST_SHARE)
+    is_moment = train["timestamp"].max() < test["timestamp"].min()
+    return "last 20 % of the events" + ("" if is_moment else " of each user, because few users return")
+
+
 def main(
     data: DataSets = DATA,
     seeds: Seeds = "0,1,2",
@@ -80,7 +88,7 @@ def main(
         exported = read_json(find_stage_folder(repository, ENSEMBLE, read_pinned_generation(repository)), MANIFEST_FILE)
         figures += make_choice_figures(exported["reports"]["sources"])
         changed = f"the seeds {seeds}" + (" and filter_seen = false" if repeats else "")
-        conditions = f"last 20 % of the events, default settings but for {changed}, a real server"
+        conditions = f"{describe_test(dataset)}, default settings but for {changed}, a real server"
         if name in TUNED_ON:
             conditions += "; settings of the towers were compared on this test part, so the gain is somewhat optimistic"
         command = f"python -m experiments.quality --data {source} --seeds {seeds}" + (" --repeats" if repeats else "")
