@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perf import cli
+from perf.figures import RESULTS, Result
 from perf.models import read_bounds
 from serving.contract.artifacts import find_stage_folder, read_stage, write_manifest
 from serving.contract.errors import ConfigError
@@ -98,6 +99,23 @@ def test_the_table_bounds_every_model():
     bounds = read_bounds()
     assert sorted(bounds) == sorted(EVERY_MODEL)
     assert bounds["sequence"].one_us == 1_000
+
+
+def test_a_model_that_costs_twice_what_was_published_misses_its_bound():
+    published: dict[str, float] = {}
+    for path in RESULTS.glob("models-*.json"):
+        for record in Result.model_validate_json(path.read_text()).figures:
+            if record.at_most is not None and record.value is not None:
+                published[record.figure] = max(published.get(record.figure, 0.0), record.value)
+    bounds = {
+        f"{name}: {asked}": value
+        for name, bound in read_bounds().items()
+        for asked, value in (("one request", bound.one_us), ("16 requests", bound.batch_us))
+    }
+    assert bounds.pop("sequence: one request") == 1_000  # a requirement
+    ratios = {name: bound / published[name] for name, bound in bounds.items() if name in published}
+    assert len(ratios) == 2 * len(EVERY_MODEL) - 5  # no log was measured with ranker_pruned or ranker_int8
+    assert {name: ratio for name, ratio in ratios.items() if not 1.2 < ratio < 1.6} == {}
 
 
 def test_a_bound_in_quotes_is_refused(tmp_path):
