@@ -220,7 +220,8 @@ def main(
     conditions = (
         f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
         f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste, kept for "
-        f"{TASTE_DAYS:g} days otherwise"
+        f"{TASTE_DAYS:g} days otherwise; requests of A/A, A/B and interleaved tests are drawn from the chances of clicks, "
+        "without server, gateway, log or guard"
     )
     finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
 
