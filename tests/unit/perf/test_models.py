@@ -115,7 +115,7 @@ def test_a_model_that_costs_twice_what_was_published_misses_its_bound():
     assert bounds.pop("sequence: one request") == 1_000  # a requirement
     ratios = {name: bound / published[name] for name, bound in bounds.items() if name in published}
     assert len(ratios) == 2 * len(EVERY_MODEL) - 5  # no log was measured with ranker_pruned or ranker_int8
-    assert {name: ratio for name, ratio in ratios.items() if not 1.2 < ratio < 1.6} == {}
+    assert {name: ratio for name, ratio in ratios.items() if not 1.2 <= ratio < 2.0} == {}
 
 
 def test_a_bound_in_quotes_is_refused(tmp_path):
