@@ -142,7 +142,7 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_state(rest):
 
 
 def test_a_longer_list_of_one_user_leaves_the_evidence_of_the_others():
-    answers = paired(*draw_each([1, 3], [2, 4]), [[2, 4], *[[2]] * (USERS - 1)], click_each)
+    answers = paired([[2, 4]] * USERS, [[1.0, 1.0]] * USERS, [[2, 4], *[[2]] * (USERS - 1)], click_each)
     for name, estimate in answers.estimate("independent")[0].items():
         assert estimate.low <= LIKED[2] <= estimate.high, name
 
