@@ -183,7 +183,7 @@ class LiveChoices(_Section):
     redis: str = ""  # "host:port,…": nodes of a Redis cluster in which many machines share the users' state, in Feast's layout
     feast_project: str = "recommender"  # name of the project in Feast's keys
     continue_log: bool = True  # an export learns from the events of the live store too
-    new_items: Annotated[int, Field(ge=0)] = 256  # rows kept free for items that come between two exports
+    new_items: Annotated[int, Field(ge=0)] = 4_096  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores
     new_item_place: Annotated[int, Field(ge=0)] = 9  # where they show it; 0 is the top
 

@@ -215,12 +215,12 @@ def _add_feedback(app: FastAPI, recorder: Recorder) -> None:
     @app.put("/v1/items/{item_id:path}", response_model=schema.Changed, **change)
     async def change_item(item_id: PathId, request: Request) -> Response:
         """Add or change an item. Columns that are left out stay as they are."""
-        return JsonResponse({"sequence": await recorder.change("item", item_id, await read_columns(request))})
+        return JsonResponse(await recorder.change("item", item_id, await read_columns(request)))
 
     @app.put("/v1/users/{user_id:path}", response_model=schema.Changed, **change)
     async def change_user(user_id: PathId, request: Request) -> Response:
         """Add or change a user. Columns that are left out stay as they are."""
-        return JsonResponse({"sequence": await recorder.change("user", user_id, await read_columns(request))})
+        return JsonResponse(await recorder.change("user", user_id, await read_columns(request)))
 
 
 def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: SimilarItems, reports: LogReports) -> None:

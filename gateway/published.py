@@ -56,6 +56,7 @@ class Published:
     popular: item ids, best first; popular_by_context: column -> value -> item ids
     user_ids: int64 [U] ascending; item_ids: int64 [n_items] ascending, without the rows kept free for new items
     takes_names: whether `upsert` takes the text of an item's id; times: when the catalogue's rows were last changed
+    n_free_rows: rows that the export kept free for new items
     """
 
     info: StageInfo
@@ -71,6 +72,7 @@ class Published:
     manifest: Mapping[str, Any]
     takes_names: bool
     times: CatalogueTimes | None
+    n_free_rows: int
 
     @classmethod
     def load(cls, repo: Path, generation: int) -> Published:
@@ -89,7 +91,7 @@ class Published:
         catalogue = Catalogue.load(repo, generation)
         # Copied, because reading a mapped file that was truncated meanwhile would end the process.
         user_ids, item_ids = np.array(open_array(preprocess / "store", "user_ids")), open_array(retrieve, "item_ids")
-        item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
+        n_rows, item_ids = len(item_ids), item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
         manifest = read_json(path.parent, MANIFEST_FILE)
         upsert = repo / UPSERT / str(generation)
         takes_names = upsert.is_dir() and read_stage(upsert).settings["columns"]["item"].get(NAME) == "name"
@@ -98,7 +100,7 @@ class Published:
         arrays = (user_ids, item_ids)
         listed = (catalogue, popular, by_context, *arrays, rules)
         times, found = CatalogueTimes.load(retrieve), (NearItems(retrieve), Categories(retrieve, item_ids))
-        return cls(read_stage(preprocess), *listed, retrieve, *found, manifest, takes_names, times)
+        return cls(read_stage(preprocess), *listed, retrieve, *found, manifest, takes_names, times, n_rows - len(item_ids))
 
     @property
     def generation(self) -> int:
@@ -223,14 +225,20 @@ class Categories:
 class LiveItems:
     """Items that `upsert` changed: titles, text ids, categories, and which are unavailable. Each call reads what is new."""
 
-    def __init__(self, reader: Reader, times: CatalogueTimes | None) -> None:
-        """times: of the generation that answers"""
+    def __init__(self, reader: Reader, published: Published) -> None:
+        """published: the generation that answers"""
         self.ids: set[int] = set()
+        self.with_row: set[int] = set()  # new ones, to which the stages gave a row in this order too
         self.titles: dict[int, str | None] = {}  # None: a title that was removed
         self.names: dict[int, str] = {}
         self.categories: dict[int, str | None] = {}  # None: a category that was removed
         self.unavailable: set[int] = set()
-        self._reader, self._times, self._sequence = reader, times, 0
+        self._reader, self._published, self._sequence = reader, published, 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no row is free for a further new item."""
+        return len(self.with_row) >= self._published.n_free_rows
 
     def refresh(self) -> None:
         """Read the changes since the last call. Raises DependencyError when the store cannot be read."""
@@ -241,10 +249,13 @@ class LiveItems:
             if changed_sequence == self._sequence:
                 return
             changes = snapshot.read_changes(self._sequence)
-        for change in self._times.drop_older(changes) if self._times else changes:
+        times = self._published.times
+        for change in times.drop_older(changes) if times else changes:
             if change.type != ITEM_CHANGED:
                 continue
             self.ids.add(change.id)
+            if not self.is_full and self._published.find_position(change.id) is None:
+                self.with_row.add(change.id)
             if "title" in change.columns:
                 self.titles[change.id] = change.columns["title"] or None  # null and "" are missing values
             if is_text_of(name := change.columns.get(NAME), change.id):

@@ -113,7 +113,10 @@ NotRecorded = Failed | Results
 
 
 class Changed(Strict):
+    """The change is durable. sequence: its place in the log; warning: only if no row is left for a new item."""
+
     sequence: Int64
+    warning: str | None = None
 
 
 class ChangeResults(Strict):

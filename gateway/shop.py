@@ -39,7 +39,7 @@ class Shop:
         pinned = Published.load(repo, read_pinned_generation(repo))
         self.reader = open_reader(repo, pinned.info)
         self._asks_redis = bool(pinned.info.live_redis)
-        self._use(pinned, LiveItems(self.reader, pinned.times))
+        self._use(pinned, LiveItems(self.reader, pinned))
 
     async def move_to(self, generation: int, within_s: float) -> None:
         """Use names and popular items of another generation. Keep the present ones if it cannot be read.
@@ -103,7 +103,7 @@ class Shop:
         These are read from the beginning, because some of what was read before may have been forgotten since.
         """
         published = Published.load(self.repo, generation)
-        live_items = LiveItems(self.reader, published.times)
+        live_items = LiveItems(self.reader, published)
         try:
             live_items.refresh()
         except RecommenderError:
@@ -152,6 +152,13 @@ class Shop:
         if unknown:
             self.refresh()
         return unknown - self.live_items.ids
+
+    def find_items_without_row(self, item_ids: set[int]) -> set[int]:
+        """Return the new items for which no row is left in an answering generation: it cannot recommend them."""
+        new = {item_id for item_id in item_ids - self._challenger.item_ids if self.published.find_position(item_id) is None}
+        if new:
+            self.refresh()
+        return new - self.live_items.with_row if self.live_items.is_full else set()
 
     def list_items(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
         """Return items with their scores as answers list them."""

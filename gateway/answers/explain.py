@@ -322,7 +322,10 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
 
     retrieve = pipeline.stages["retrieve"]
     if position >= retrieve.items.n_items:
-        return f"Generation {pipeline.info.generation} does not know the item; an upsert, or the next export, adds it."
+        unknown = f"Generation {pipeline.info.generation} does not know the item"
+        if retrieve.items.n_free:
+            return f"{unknown}; an upsert, or the next export, adds it."
+        return f"{unknown} and has no row left for a new one ([live] new_items); after an upsert, the next export adds it."
     if not retrieve.search.servable[position]:
         return "It is unavailable."
     if item_id in trace["exclude"][0]:

@@ -24,6 +24,10 @@ UNKNOWN_ITEM = (
     "Item {item!r} is not in the catalogue. Correct the id, or add the item by PUT /v1/items/{{id}}: until then it is not "
     "recommended."
 )
+NO_ROW = (
+    "Generation {generation} has no row left for a new item ([live] new_items), so it cannot recommend {item!r}. The change is "
+    "stored: the next export adds the item."
+)
 NOT_SENT = "This change was not sent, because an earlier one of the list was not confirmed. Send both again, in their order."
 
 Result = dict[str, Any]
@@ -70,21 +74,25 @@ class Recorder:
         count_outcomes(self._metrics.events, results)
         return results
 
-    async def change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> int:
-        """Make a change of an item or user durable. Return the change's sequence. Raises the client's RecommenderError.
+    async def change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> Result:
+        """Make a change of an item or user durable. Return its sequence. Raises the client's RecommenderError.
 
         kind: "item" or "user"; shop_id: the id as the shop writes it; columns: new values of the changed columns, by name
+        The result has a warning if no row is left for a new item.
         """
         try:
-            sequence = await self._recommender.upsert(kind, *self._make_change(kind, shop_id, columns))
+            change = self._make_change(kind, shop_id, columns)
+            result: Result = {"sequence": await self._recommender.upsert(kind, *change)}
         except RecommenderError as error:
             count_outcomes(self._metrics.changes, [make_failure(error.status, str(error))])
             raise
-        count_outcomes(self._metrics.changes, [{"sequence": sequence}])
-        return sequence
+        count_outcomes(self._metrics.changes, [result])
+        if kind == "item":
+            self._warn_of_missing_rows([(result, change[0], shop_id)])
+        return result
 
     async def change_many(self, kind: str, bodies: Sequence[Any]) -> list[Result]:
-        """Return one result per change, in their order: its sequence, or its error. kind: "item" or "user"
+        """Return one result per change, in their order, as `change` does, or its error. kind: "item" or "user"
 
         After changes that nobody confirmed, no further one is sent: it might be overtaken by one of them that arrives late.
         """
@@ -102,7 +110,20 @@ class Recorder:
         outcomes = iter(await send_rows(list(changes.values()), send, in_order=True))
         results = [result or next(outcomes) for result in results]
         count_outcomes(self._metrics.changes, results)
+        if kind == "item":
+            accepted = (row for row in changes if "error" not in results[row])
+            self._warn_of_missing_rows([(results[row], changes[row][0], bodies[row]["id"]) for row in accepted])
         return results
+
+    def _warn_of_missing_rows(self, accepted: Sequence[tuple[Result, int, str | int]]) -> None:
+        """Add a warning to the result of each change of a new item that has no row.
+
+        accepted: of each change, its result, and the item's id on the wire and as the shop writes it
+        """
+        without_row = self._shop.find_items_without_row({item_id for _, item_id, _ in accepted})
+        for result, item_id, written in accepted:
+            if item_id in without_row:
+                result["warning"] = NO_ROW.format(generation=self._shop.published.generation, item=written)
 
     def _make_change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> Change:
         """Return the id on the wire and the columns, with the text of a new item's id. Raises InvalidRequest."""

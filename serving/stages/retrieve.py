@@ -311,8 +311,8 @@ class Retrieve:
         return self.outputs.find_candidates(inputs, history, self.compute_user_vectors(inputs, history), is_current)
 
     def list_measurements(self) -> Iterator[Measurement]:
-        """Yield how many rows are left for new items, where they are served."""
-        if self.outputs.live_items:
+        """Yield how many rows are left for new items, where they are served and the export keeps any."""
+        if self.outputs.live_items and len(self.items.newcomers):
             yield measure_free_rows(self.items.n_free)
 
     def compute_user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:

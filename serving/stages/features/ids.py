@@ -106,6 +106,8 @@ def find_position(item_id, catalogue, table, newcomers):
         for place in range(len(newcomers)):
             if newcomers[place] == item_id:
                 return n_known + place
+            if newcomers[place] == PAD_ID:  # free rows are taken in order, so nobody has a later one
+                break
     return n_known + len(newcomers)
 
 

@@ -34,6 +34,7 @@ STATED = {  # current values that the helpers state
     "redis_deferred": "Users and items whose events wait because their keys in Redis cannot be read",
 }
 SILENT, REDIS_SILENT = "kafka_silent_seconds", "redis_silent_seconds"
+FREE_ROWS = "free_item_rows"
 KAFKA, REDIS = "kafka", "redis"  # what a helper depends on: the first word of its metrics
 TIMES = {
     ACKNOWLEDGEMENT: "From a batch's arrival at the model until it is durable",
@@ -54,7 +55,7 @@ def measure_times(name: str, times: Histogram, **labels: str) -> Iterator[Measur
 def measure_free_rows(count: int) -> Measurement:
     """Return the measurement of how many rows are left for new items."""
     description = "Rows left for new items; at 0, further ones wait for the next export"
-    return Measurement(f"{PREFIX}_free_item_rows", description, GAUGE, {}, float(count))
+    return Measurement(f"{PREFIX}_{FREE_ROWS}", description, GAUGE, {}, float(count))
 
 
 def measure_model(model: str, times: Histogram, refused: int) -> Iterator[Measurement]:

@@ -70,7 +70,7 @@ def published_metrics() -> set[str]:
     own |= {measured.name for measured in measure_idle_tables()}
     gateway = metric_names(GatewayMetrics().render_page().decode())
     names = {*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, live.REFUSED}
-    names |= {live.SILENT, live.REDIS_SILENT}
+    names |= {live.SILENT, live.REDIS_SILENT, live.FREE_ROWS}
     own |= {measured.name for name in live.TIMES for measured in live.measure_times(name, live.make_histogram())}
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
     window.add(np.arange(WINDOW_ROWS), np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -291,6 +292,11 @@ def test_more_new_items_than_free_rows_leave_the_others_as_they_were(pipeline, u
     assert shown & set(range(1_000, 1_008))
     assert not shown & set(range(1_008, 1_012))
     assert [measurement.value for measurement in retrieve.list_measurements()] == [0]
+
+
+def test_an_export_that_keeps_no_rows_free_publishes_no_count_that_would_raise_the_alert(pipeline):
+    retrieve = pipeline.stages["retrieve"]
+    assert list(replace(retrieve, items=ItemIndex(retrieve.items.ids)).list_measurements()) == []
 
 
 def test_new_and_changed_items_are_there_after_a_restart(pipeline, upsert, repository):

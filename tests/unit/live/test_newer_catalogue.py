@@ -126,7 +126,7 @@ def test_the_gateway_shows_titles_and_availability_of_the_newer_catalogue(reposi
     publish_times(repository, CatalogueTimes(np.array([1]), np.array([now_s + 60]), frozenset(["title", "name"])))
     published = Published.load(repository, 1)
     with closing(Reader(find_live_folder(repository))) as reader:
-        items = LiveItems(reader, published.times)
+        items = LiveItems(reader, published)
         items.refresh()
     assert (items.titles, items.unavailable) == ({}, {1})  # the item file says nothing of availability
 
