@@ -48,5 +48,6 @@ class FollowedRules:
 
     def _use(self, rules: StoredRules) -> None:
         is_blocked = rules.items["blocked"][: len(self._item_ids)]  # without the rows kept free for new items
-        self._blocked = frozenset(self._item_ids[is_blocked].tolist())
+        new = rules.config.blocked_ids.difference(self._item_ids.tolist())  # exported ids are as the rules were compiled
+        self._blocked = new.union(self._item_ids[is_blocked].tolist())
         self._pins = rules.config.slots.items()

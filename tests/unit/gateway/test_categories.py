@@ -106,6 +106,11 @@ def test_popular_items_are_those_that_the_request_names_and_new_ones_come_last(r
     change(998, available=False)
     assert ask("998,1,4,997,30,29", category="mugs") == [1]
     assert ask("9") == []
+    change(998, available=True)
+    apply_rules(repo, {"blocked_items": [4, 998]})
+    assert ask("998,1,4,997,30") == [30, 1, 997]
+    apply_rules(repo, {})
+    assert ask("998,1,4,997,30") == [30, 4, 1, 998, 997]
 
 
 @pytest.mark.parametrize("handler", [lambda query: [], fail], ids=["served", "popular items"])
