@@ -21,6 +21,7 @@ from triton_recommender.errors import CatalogueError, InvalidRequest
 from triton_recommender.folder import find_published_folder, read_json, read_names, read_pinned_generation, read_published_items
 from triton_recommender.ids import stable_id
 from triton_recommender.models import Notice, Query, Recommendations
+from triton_recommender.tensors import Sources
 from triton_recommender.wire import validate_items
 
 MAX_DOCUMENT_BYTES = 1 << 30
@@ -129,8 +130,18 @@ class Catalogue:
         return tuple(map(self.item_name, answer.item_ids)), tuple(map(self.title, answer.item_ids))
 
     def find_foreign_items(self, answer: Recommendations) -> list[int]:
-        """Return the items of an answer that the catalogue does not list; none if it lists no items."""
-        return [item_id for item_id in answer.item_ids if item_id not in self.item_ids] if self.item_ids else []
+        """Return the items of an answer that the catalogue does not list; none if it lists no items.
+
+        Items that the server knows as added since the export are left out: no catalogue lists them.
+        """
+        if not self.item_ids:
+            return []
+        sources = answer.sources or (Sources.NONE,) * len(answer)
+        return [
+            item_id
+            for item_id, source in zip(answer.item_ids, sources, strict=True)
+            if item_id not in self.item_ids and Sources.NEW_ITEMS not in source
+        ]
 
     def title(self, item_id: int) -> str | None:
         return self.titles.get(item_id)

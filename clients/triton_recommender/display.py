@@ -86,7 +86,7 @@ def compare_lists(before: Recommendations, changed: Recommendations, names: Cata
 def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:
     """Warn if the catalogue lacks most items of the answer: it may belong to another shop, whose names stand for other ids.
 
-    It lacks items that were upserted since the export, too, but a list shows few of them.
+    An older server does not mark items that were added since the export, but its lists show few of them.
     """
     foreign = names.find_foreign_items(answer)
     if 2 * len(foreign) > len(answer):

@@ -15,6 +15,7 @@ from tests.unit.clients.grpc_double import GrpcDouble, require_callers_certifica
 from triton_recommender import Catalogue, Event, Recommendations
 from triton_recommender.cli import app
 from triton_recommender.display import compare_lists
+from triton_recommender.tensors import Sources
 
 
 def run(*arguments: object):
@@ -107,6 +108,17 @@ def test_a_new_item_in_a_list_is_no_other_shop(server, repo):
     np.save(repo / "recommend" / "2" / "item_ids.npy", np.array([10, 20, 30, 41]))  # 40 is newer than the export
     result = run("recommend", "--user-id", "ann", "--url", server.url, "--repo", repo)
     assert (result.exit_code, "warning" in result.stderr) == (0, False)
+
+
+def test_a_list_of_new_items_is_no_other_shop(repo):
+    sources = (Sources.NEW_ITEMS, Sources.NEW_ITEMS | Sources.TWO_TOWER, Sources.NONE)
+    server = GrpcDouble(lambda query: Recommendations((50, 60, 10), (3.0, 2.0, 1.0), sources=sources))
+    try:
+        result = run("recommend", "--user-id", "ann", "--url", server.url, "--repo", repo)
+    finally:
+        server.stop()
+    assert (result.exit_code, "warning" in result.stderr) == (0, False)
+    assert "60" in result.stdout
 
 
 def test_an_anonymous_visitor_and_no_repository(server, tmp_path):
