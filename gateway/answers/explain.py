@@ -134,13 +134,12 @@ class Explainer:
         inputs = build_inputs(pipeline, query)
         store = pipeline.stages["preprocess"].inputs
         state, _, _ = store.read_state(inputs)
-        timeline = find_timeline(self._shop.reader.users, int(inputs["user_id"][0, 0]), store.embedded.as_of_s)
-        times_s = map(timeline.restore_pauses, state.history_times[0].tolist())
-        seen = zip(state.history_ids[0].tolist(), times_s, strict=True)
+        live_s = read_event_times(self._shop.reader.users, int(inputs["user_id"][0, 0]), store.embedded.as_of_s)
+        seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
         history = [
-            self._shop.describe_item(item_id) | {"time": datetime.fromtimestamp(time, UTC).isoformat()}
-            for item_id, time in seen
-            if item_id != PAD_ID
+            self._shop.describe_item(event[0]) | {"time": datetime.fromtimestamp(live_s.get(event, event[1]), UTC).isoformat()}
+            for event in seen
+            if event[0] != PAD_ID
         ]
         return {"known": is_known, "events": int(state.event_count[0]), "history": history}
 
@@ -191,22 +190,24 @@ class Explainer:
         return [self._shop.describe_item(item_id) | {"weight": weight} for item_id, weight in contributors]
 
 
-def find_timeline(reader: UserReader, user_id: int, as_of_s: int) -> Timeline:
-    """Return the timeline of a user's history, with the pauses that it skips; no pauses for a user without live events.
+def read_event_times(reader: UserReader, user_id: int, as_of_s: int) -> dict[tuple[int, int], int]:
+    """Return the unix seconds of a user's live events, by item id and feature time (timeline.py), as histories have them.
 
+    Feature time stands still during a pause, so it alone does not tell when a late event of that pause was.
     as_of_s: the clock of the generation, unix seconds
     """
-    nothing = Timeline.of([], 0, 0)
     try:
         if not reader.exists():
-            return nothing
+            return {}
         with reader.snapshot() as snapshot:
-            if not snapshot.read_users(np.array([user_id], np.int64))[0]:
-                return nothing
-            progress = snapshot.read_progress()
-            return Timeline.of(snapshot.read_pauses_ms() if progress.n_pauses else [], progress.first_ms, 1_000 * as_of_s)
+            records, progress = snapshot.read_users(np.array([user_id], np.int64))[1], snapshot.read_progress()
+            pauses_ms = snapshot.read_pauses_ms() if progress.n_pauses else []
     except ServingError:  # the history lacks the live events too
-        return nothing
+        return {}
+    item_ids = np.concatenate([records["session_ids"].ravel(), records["history_ids"].ravel()])
+    times_s = np.concatenate([records["session_ms"].ravel() // 1_000, records["history_s"].ravel()]).astype(np.int64)
+    feature_s = Timeline.of(pauses_ms, progress.first_ms, 1_000 * as_of_s).skip_all_pauses(times_s)
+    return dict(zip(zip(item_ids.tolist(), feature_s.tolist(), strict=True), times_s.tolist(), strict=True))
 
 
 def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:

@@ -42,10 +42,3 @@ class Timeline(NamedTuple):
         """Return `skip_pauses` of moments, int64 [N]."""
         paused = np.clip(times_s[:, None] - (self.ends_s - self.lengths_s), 0, self.lengths_s)
         return times_s - paused.sum(axis=1)
-
-    def restore_pauses(self, time_s: int) -> int:
-        """Return the moment of a feature time, unix seconds. Where time stood still, this is the end of the pause."""
-        for end_s, length_s in zip(self.ends_s.tolist(), self.lengths_s.tolist(), strict=True):
-            if time_s >= end_s - length_s:
-                time_s += length_s
-        return time_s

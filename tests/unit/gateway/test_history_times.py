@@ -21,3 +21,12 @@ def test_an_event_of_today_is_of_today_and_those_before_stay_as_they_were(own_re
     now_s = int(time.time())
     observe(door.repo, {"user_id": [USER], "item_id": [new], "timestamp_ms": [1_000 * now_s]})
     assert read_times_s(door) == exported_s | {new: now_s}
+
+
+def test_a_late_event_of_the_pause_is_of_its_own_time(own_repo):
+    door = Gateway(own_repo)
+    exported_s, now_s = read_times_s(door), int(time.time())
+    first, late = [item for item in range(1, 31) if item not in exported_s][:2]
+    observe(door.repo, {"user_id": [USER], "item_id": [first], "timestamp_ms": [1_000 * now_s]})
+    observe(door.repo, {"user_id": [USER], "item_id": [late], "timestamp_ms": [1_000 * (now_s - 40 * 86_400)]})
+    assert read_times_s(door) == exported_s | {first: now_s, late: now_s - 40 * 86_400}
