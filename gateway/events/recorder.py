@@ -16,6 +16,7 @@ from gateway.metrics import Metrics
 from gateway.shop import Shop
 from serving.contract.ids import NAME
 from serving.contract.refused_rows import read_refused
+from serving.live.admission import tidy
 from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
 
 MOST_ROWS = 1_000  # events or changes of one list
@@ -128,8 +129,11 @@ class Recorder:
     def _make_change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> Change:
         """Return the id on the wire and the columns, with the text of a new item's id. Raises InvalidRequest."""
         record_id = self._shop.parse_item_id(shop_id) if kind == "item" else self._shop.parse_user_id(shop_id)
-        is_new = kind == "item" and self._shop.published.lacks_name(record_id)
-        return record_id, {NAME: shop_id.strip()} | columns if is_new else columns
+        if kind != "item" or not self._shop.published.lacks_name(record_id):
+            return record_id, columns
+        # Null would take its text from the item. The server refuses the text of another id.
+        own = {NAME: shop_id.strip()} if tidy(columns).get(NAME) is None else {}
+        return record_id, columns | own
 
     def _make_event(self, body: EventBody, item_id: int, event_id: str) -> Event:
         return Event(

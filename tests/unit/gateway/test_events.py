@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -217,9 +218,9 @@ def test_an_id_that_is_empty_or_blank_is_refused(gateway, blank):
     assert (door.shop.upserts, door.shop.events) == ([], [])
 
 
-def test_spaces_around_an_id_do_not_count(tmp_path):
-    """An export removes them. With them, the id would be that of somebody else, and the item would be shown all the same."""
-    repo = copy_small_repository(tmp_path / "repository")
+def copy_with_text_ids(folder: Path) -> Path:
+    """Return a repository of a shop whose ids are text."""
+    repo = copy_small_repository(folder / "repository")
     names = {"user": {"anna": 7}, "item": {f"mug {item}": item for item in range(1, 31)}}
     for kind, ids in names.items():
         (repo / "recommend" / "1" / f"{kind}_names.json").write_text(json.dumps(ids))
@@ -227,11 +228,24 @@ def test_spaces_around_an_id_do_not_count(tmp_path):
     info = json.loads(stage.read_text())
     info["settings"]["columns"]["item"]["item_id"] = "name"
     stage.write_text(json.dumps(info))
-    door = Gateway(repo)
+    return repo
+
+
+def test_spaces_around_an_id_do_not_count(tmp_path):
+    """An export removes them. With them, the id would be that of somebody else, and the item would be shown all the same."""
+    door = Gateway(copy_with_text_ids(tmp_path))
     door.recommend(user=" anna", history="mug 4, mug 5", exclude="mug 1, mug 2 ,")
     assert door.shop.queries[-1] == Query(7, [4, 5], [1, 2], {})
     door.ask("POST", "/v1/events", json={"user": "anna ", "item": " mug 3"})
     assert (door.shop.events[0].user_id, door.shop.events[0].item_id) == (7, 3)
     door.ask("PUT", "/v1/items/%20cup%20", json={"price": 2})
     door.ask("POST", "/v1/items", json=[{"id": " cup ", "columns": {"price": 2}}])
+    assert door.shop.upserts == [("item", stable_id("cup"), {"item_id": "cup", "price": 2})] * 2
+
+
+@pytest.mark.parametrize("missing", [None, "", "  "])
+def test_a_missing_value_does_not_take_its_id_from_a_new_item(tmp_path, missing):
+    door = Gateway(copy_with_text_ids(tmp_path))
+    door.ask("PUT", "/v1/items/cup", json={"item_id": missing, "price": 2})
+    door.ask("POST", "/v1/items", json=[{"id": "cup", "columns": {"item_id": missing, "price": 2}}])
     assert door.shop.upserts == [("item", stable_id("cup"), {"item_id": "cup", "price": 2})] * 2
