@@ -9,6 +9,7 @@ import numpy as np
 
 from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import Event, ModelDescription
+from triton_recommender.tensors import MISSING_INT
 from triton_recommender.wire import INT64, check_columns, encode_context, encode_values, validate_id
 
 KINDS = ("item", "user")
@@ -36,6 +37,8 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
             raise InvalidRequest(f"value is {value!r}; expected a finite number, or None.")
         if row.get("event") == "":  # the server would take it for no name, that is, for the positive event
             raise InvalidRequest("event is ''; expected a name of the data set's [events] section, or None for the default.")
+        if row.get("timestamp_ms") == MISSING_INT:  # the server would take it for no time, that is, for now
+            raise InvalidRequest(f"timestamp_ms is {MISSING_INT}; expected milliseconds since 1970, or None for now.")
         if row.get("event_id") == "":
             raise InvalidRequest("event_id is ''; expected a text by which the server knows the event again, or None.")
     context_names = {name for event in events for name in event.context}

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from gateway.edge.faults import describe_fault
+from serving.contract.tensors import MISSING_INT
 from serving.live.admission import EARLIEST_MS, MAX_TEXT_BYTES
 
 MOST_SESSION_CHARACTERS = 256
@@ -113,6 +114,8 @@ class EventBody(BaseModel):
     def _refuse_seconds(cls, value: int | None) -> int | None:
         if value is not None and 0 < value < EARLIEST_MS:
             raise ValueError("expected milliseconds since 1970, or ISO 8601: this looks like seconds")
+        if value == MISSING_INT:  # `observe` takes it for no time, and refuses the others before 1973
+            raise ValueError("expected milliseconds since 1970, or ISO 8601: this is before 1973")
         return value
 
     @field_validator("timestamp", mode="before")

@@ -217,6 +217,7 @@ def test_wrong_events_are_refused(server):
             (Event(1, -1), "item_id is -1; expected a whole number from 0"),
             (Event(1, 2, number), "event is 3; expected text"),
             (Event(1, 2, timestamp_ms=text), "timestamp_ms is 'now'; expected a whole number"),
+            (Event(1, 2, timestamp_ms=-(1 << 63)), "timestamp_ms is -9223372036854775808; expected milliseconds since 1970"),
             (Event(1, 2, context={"shop": 3}), "context has no column 'shop'; this server knows store, device, basket"),
         ):
             with pytest.raises(InvalidRequest, match=message):

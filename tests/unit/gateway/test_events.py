@@ -100,6 +100,10 @@ def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gatewa
             {"user": 7, "item": 6, "timestamp": 1_795_000_000},
             "timestamp is 1795000000; expected milliseconds since 1970, or ISO 8601: this looks like seconds.",
         ),
+        (
+            {"user": 7, "item": 6, "timestamp": -(1 << 63)},
+            "timestamp is -9223372036854775808; expected milliseconds since 1970, or ISO 8601: this is before 1973.",
+        ),
         ({"user": 7, "item": 5, "amount": 3}, "There is no field 'amount'. The fields are user, session, item, event,"),
         ({"item": 1}, "Neither user nor session is given; expected one of them."),
         ({"user": 7, "item": 1, "context": {"device": []}}, "context.device is []; expected a text or a number."),
