@@ -38,6 +38,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _waits = True  # for headers of a request, or the rest of them
     _turn = 0  # larger the later the caller last began something
     _waited_bytes = 0
+    url = b""  # uvicorn sets it when a request begins
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -55,7 +56,9 @@ class LimitedProtocol(HttpToolsProtocol):
             super().data_received(part)
             self._waited_bytes += len(part)
             if self._waits and self._waited_bytes > 2 * self.header_bytes:  # the first part may hold the end of another request
-                message = f"The headers have more than {self.header_bytes:,} bytes. Send fewer or shorter ones."
+                is_query = len(self.url) > self.header_bytes
+                long, shorter = ("Path and query", "ids") if is_query else ("The headers", "ones")
+                message = f"{long} have more than {self.header_bytes:,} bytes. Send fewer or shorter {shorter}."
                 self._refuse(431, "HEADERS_TOO_LARGE", message)
         if self._waits and (self.cycle is None or self.cycle.response_complete):
             self._limit_headers()

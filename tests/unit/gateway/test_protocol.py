@@ -106,6 +106,13 @@ def test_headers_beyond_the_limit_are_refused(address, size):
     assert read_error(answer) == {"code": "HEADERS_TOO_LARGE", "message": message}
 
 
+def test_a_query_beyond_the_limit_is_named_as_such(address):
+    answer = send(address, GET.replace(b"/healthz", b"/v1/recommendations?user=7&exclude=" + b"3," * 2 * HEADER_BYTES))
+    assert answer.startswith(b"HTTP/1.1 431")
+    message = "Path and query have more than 1,024 bytes. Send fewer or shorter ids."
+    assert read_error(answer) == {"code": "HEADERS_TOO_LARGE", "message": message}
+
+
 @pytest.mark.parametrize(
     ("parts", "answers"),
     [([b""], 0), ([b"GET /healthz HT"], 0), ([GET, b"GET /healthz HT"], 1), ([b"\r\n"], 0)],
