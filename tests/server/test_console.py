@@ -223,6 +223,17 @@ def test_a_title_with_markup_is_shown_as_text(page, served):
     assert page.browser.title == "Recommender console"
 
 
+def test_a_long_title_without_spaces_makes_the_page_no_wider(page, served):
+    page.open(USER)
+    item = page.items()[0]
+    assert served.http.put(f"/v1/items/{item}", json={"title": "M" + 2_000 * "u" + "g"}).status_code == 200
+    page.open(USER)
+    page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.small").click()
+    page.wait(lambda: "uuu" in page.text("why"))
+    width, window = page.browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert width <= window
+
+
 def test_no_request_leaves_the_origin_and_no_policy_is_broken(page):
     page.browser.get_log("performance")
     page.browser.get_log("browser")
