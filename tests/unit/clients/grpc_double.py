@@ -27,8 +27,9 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
     describe_delay_s: added to every description of a model
     """
 
-    def __init__(self, handler: Callable, credentials: grpc.ServerCredentials | None = None) -> None:
-        self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
+    def __init__(self, handler: Callable, credentials: grpc.ServerCredentials | None = None, **sizes: int) -> None:
+        """sizes: instead of those of SIZES"""
+        self.fake = FakeTransport(handler, context=CONTEXT, **SIZES | sizes)
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.missing: set[str] = set()  # models that are not served
         self.delay_s = self.describe_delay_s = 0.0

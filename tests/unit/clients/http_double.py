@@ -33,8 +33,9 @@ class HttpDouble:
     `headers`, `connections`: of every infer call, its headers, and the number of its connection.
     """
 
-    def __init__(self, handler: Callable) -> None:
-        self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
+    def __init__(self, handler: Callable, **sizes: int) -> None:
+        """sizes: instead of those of SIZES"""
+        self.fake = FakeTransport(handler, context=CONTEXT, **SIZES | sizes)
         self.failures: list[tuple[int, str]] = []
         self.headers: list[dict[str, str]] = []
         self.connections: list[int] = []

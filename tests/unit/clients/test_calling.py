@@ -5,19 +5,41 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from export.settings import PipelineSettings
 from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.clients.http_double import HttpDouble
 from triton_recommender import Event, Query, stable_id
 
 PAGE = (Path(__file__).parents[3] / "docs" / "calling.md").read_text(encoding="utf-8")
 CALLS = dict(re.findall(r"<!-- tested: (\w+) -->\n```\ncurl -s \S+ -d '\n(.*?)'\n```", PAGE, re.DOTALL))
 PATHS = dict(re.findall(r"<!-- tested: (\w+) -->\n```\ncurl -s localhost:8000(\S+)", PAGE))
 CONTENTS = {"INT64": "int64_contents", "BYTES": "bytes_contents"}
+
+
+EXCLUSIONS = PipelineSettings().exclusions  # of a repository with default settings
+
+
+@pytest.fixture
+def server() -> Iterator[GrpcDouble]:
+    double = GrpcDouble(lambda query: ANSWER, exclusions=EXCLUSIONS)
+    yield double
+    double.stop()
+
+
+@pytest.fixture
+def http() -> Iterator[HttpDouble]:
+    double = HttpDouble(lambda query: ANSWER, exclusions=EXCLUSIONS)
+    yield double
+    double.stop()
 
 
 def check(fake, answers: dict[str, dict[str, list]]) -> None:
@@ -32,6 +54,15 @@ def check(fake, answers: dict[str, dict[str, list]]) -> None:
 
 def test_the_page_has_all_calls():
     assert list(CALLS) == list(PATHS) == ["recommend", "category", "observe", "upsert"]
+
+
+def test_the_calls_have_the_shapes_of_a_repository_with_default_settings(server):
+    """Triton refuses others."""
+    for name, body in CALLS.items():
+        inputs = server.fake.models[PATHS[name].split("/")[3]].inputs
+        for tensor in json.loads(body)["inputs"]:
+            assert tensor["shape"] == [1, inputs[tensor["name"]][1]]
+            assert len(tensor["data"]) == tensor["shape"][1]
 
 
 def test_the_curl_calls_over_http(http):
