@@ -35,7 +35,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from perf.command import run
 from perf.observe import Latency
 from perf.target import own_server
-from repository.models import read_config, read_repository, write_config
+from repository.triton.models import read_config, read_repository, write_config
 from server.status.health import open_local_client
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender import MemoryCache, Recommender, RedisCache

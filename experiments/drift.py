@@ -23,7 +23,7 @@ from experiments.other_environment import run_in_environment
 from export.steps.recording import draw_requests
 from export.steps.references import compute_watched
 from perf.command import run
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.distributions import OTHER, Reference, compute_kl, compute_psi, read_references
 from serving.contract.generations import read_pinned_generation

@@ -22,13 +22,13 @@ from experiments.fault_backends import RedisNode
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.other_environment import make_environment
 from perf.command import run
-from repository.code import PROJECT
+from repository.triton.code import PROJECT
 from serving.live.layout import Layout
 from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW, View, list_item_features, list_user_features
 from serving.live.shared.redis_state import Entity, RedisState
 
 FEAST = "feast[redis]==0.67.*"
-VECTORS = PROJECT / "tests" / "unit" / "live" / "feast_vectors.json"
+VECTORS = PROJECT / "tests" / "unit" / "live" / "redis" / "feast_vectors.json"
 NAMES = ["view", "purchase"]  # of events
 PROJECT_NAME = "shop"
 N_ENTITIES = 50

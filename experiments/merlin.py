@@ -42,7 +42,7 @@ from perf.command import progress, run
 from perf.load import analyzer
 from perf.load.workload import Arrays, ask, draw, read_requests, read_specs, write_analyzer_json
 from perf.target import Turns, own_server, read_site, take_turns
-from repository.recorded import compare_answers
+from repository.checks.recorded import compare_answers
 from server.start.environment import RUN_DIR
 from server.state import ServerState
 from server.status.health import open_local_client

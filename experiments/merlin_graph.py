@@ -18,8 +18,8 @@ import pandas as pd
 from onnx import TensorProto
 
 from experiments import merlin_operators as operators
-from repository.config import set_instances
-from repository.models import read_config, write_config
+from repository.triton.config import set_instances
+from repository.triton.models import read_config, write_config
 from training.dataset import Dataset
 from training.features.quiet_nvtabular import Dataset as NvtDataset
 from training.features.quiet_nvtabular import Workflow, ops

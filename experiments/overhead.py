@@ -39,8 +39,8 @@ from perf.observe import PeakMemory, sum_mib
 from perf.recall import measure_served_recall
 from perf.sweep import Scenario, add_open
 from perf.target import Turns, own_server, read_site, take_turns
-from repository.config import CONFIG_FILE, LAYOUTS
-from repository.models import read_config, read_repository, write_config
+from repository.triton.config import CONFIG_FILE, LAYOUTS
+from repository.triton.models import read_config, read_repository, write_config
 from server.launcher import TritonServer
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ServerError

@@ -140,7 +140,7 @@ def relayout(
 
 
 def refuse_unknown(layout: str) -> None:
-    from repository.config import LAYOUTS
+    from repository.triton.config import LAYOUTS
 
     if layout not in LAYOUTS:
         raise ConfigError(f"There is no layout {layout!r}. Available: {', '.join(LAYOUTS)}.")
@@ -150,7 +150,7 @@ def refuse_unknown(layout: str) -> None:
 def check(repo: Repo = Path("model_repository")) -> None:
     """Report what will fail in a repository, and how to fix it. Exit code 1 when there is an error."""
     from export.check import check_repository, list_checked_by_format
-    from repository.finding import count_errors
+    from repository.checks.finding import count_errors
 
     findings = check_repository(repo)
     for finding in findings:

@@ -37,8 +37,8 @@ from export.steps.training_settings import (
 )
 from export.tables import find_shapes, plan_tables, write_tables
 from repository.applied_rules import read_current_values
+from repository.checks.recorded import Recorded
 from repository.publish import Staging
-from repository.recorded import Recorded
 from server.control import find_held_generations
 from server.start.environment import RUN_DIR
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, make_ensemble_spec, make_stage_specs

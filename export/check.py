@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from export.profiles import find_profile_name, load_profile
-from repository.check import run_checks
-from repository.finding import Finding
+from repository.checks.check import run_checks
+from repository.checks.finding import Finding
 
 
 def check_repository(repository: Path) -> list[Finding]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.tables import PS_FILE, check_tables
-from repository import check
-from repository.check import Check
-from repository.config import LAYOUTS
-from repository.finding import Finding
-from repository.models import refuse_unservable_path
+from repository.checks import check
+from repository.checks.check import Check
+from repository.checks.finding import Finding
+from repository.triton.config import LAYOUTS
+from repository.triton.models import refuse_unservable_path
 from server.start.environment import RUN_DIR
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.generations import read_pinned_generation

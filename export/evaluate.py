@@ -22,8 +22,8 @@ from rich.table import Table
 
 from export.build import build_repository
 from export.settings import Settings
-from repository.config import CONFIG_FILE
-from repository.models import read_config
+from repository.triton.config import CONFIG_FILE
+from repository.triton.models import read_config
 from server.launcher import TritonServer
 from server.status.health import open_local_client
 from serving.contract.errors import ConfigError, DataError

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from repository.check import Check
+from repository.checks.check import Check
 from serving.contract.artifacts import MANIFEST_FILE, read_json
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import read_pinned_generation
@@ -21,8 +21,8 @@ from serving.contract.tensors import ENSEMBLE, ModelSpec
 
 if TYPE_CHECKING:  # `make check` must not import these
     from export.settings import Settings
+    from repository.checks.recorded import Recorded
     from repository.publish import Staging
-    from repository.recorded import Recorded
 
 DEFAULT = "cpu"
 PLUGINS = {DEFAULT: "export.cpu", "merlin": "export.nvidia.profile"}  # modules, imported on demand

@@ -14,10 +14,10 @@ from pathlib import Path
 from export.profiles import DEFAULT, find_profile_name
 from export.settings import read_exported_settings
 from export.steps.rehearsal import make_warmup_tensors, record
-from repository.models import refuse_changed_manifests
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from repository.publish import Staging
-from repository.recorded import RECORDED_FILE, read_recorded
 from repository.registry import REASON
+from repository.triton.models import refuse_changed_manifests
 from server.control import find_held_generations
 from server.start.environment import RUN_DIR
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, find_stage_folder, read_stage, verify_manifest

@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
 from hps_config.tables import RowFormat
-from repository.config import WARMUP_ROWS, Serving
 from repository.toml_files import describe_unknown_key, open_toml, refuse_unknown_keys
+from repository.triton.config import WARMUP_ROWS, Serving
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation

@@ -14,8 +14,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from export.settings import Settings
 from hps_config.description import UNITS, parse_bytes
-from repository.code import PROJECT
-from repository.config import Serving
+from repository.triton.code import PROJECT
+from repository.triton.config import Serving
 from serving.stages.rules.config import RulesConfig
 
 DOCUMENT = PROJECT / "docs" / "settings.md"

@@ -26,7 +26,7 @@ from hps_config.planning import Plan, plan_levels
 from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
 from hps_config.report import format_bytes
-from repository.finding import Finding, count_errors
+from repository.checks.finding import Finding, count_errors
 from serving.contract.artifacts import compute_sha256, open_array
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, TableConfig, read_config

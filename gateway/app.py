@@ -46,9 +46,9 @@ from gateway.readiness import SILENT, Readiness
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from live.exposures import ExposureLog
-from repository.code import PROJECT
 from repository.generations import find_newest
 from repository.rounds import read_round, read_running
+from repository.triton.code import PROJECT
 from serving.live.store import find_live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 

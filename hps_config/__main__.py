@@ -16,7 +16,7 @@ from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json
 from hps_config.report import print_plan
 from hps_config.tables import TableSpec
-from repository.finding import count_errors
+from repository.checks.finding import count_errors
 from serving.contract.errors import ConfigError, run_program
 
 app = typer.Typer(help="Plan the embedding tables, write and check ps.json.", add_completion=False, no_args_is_help=True)

@@ -9,7 +9,7 @@ from dataclasses import fields
 from hps_config.parsers import BLOCKS
 from hps_config.ps_config import NO_MARGIN, PERSISTENT_TYPES, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
-from repository.finding import Finding, make_finding
+from repository.checks.finding import Finding, make_finding
 from serving.tables.formats.kafka import is_subscribed
 from serving.tables.formats.names import NAME
 

@@ -27,7 +27,7 @@ from hps_config.ps_config import (
     UpdateSource,
     VolatileDb,
 )
-from repository.finding import Finding, make_finding
+from repository.checks.finding import Finding, make_finding
 from serving.contract.errors import ConfigError
 
 BLOCKS = {"volatile_db": VolatileDb, "persistent_db": PersistentDb, "update_source": UpdateSource}

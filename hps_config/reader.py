@@ -8,7 +8,7 @@ from pathlib import Path
 from hps_config.checks import check_config, check_keys_present
 from hps_config.parsers import load_json, read_as_a, read_as_b
 from hps_config.ps_config import UNREAD, ModelParams, PsConfig
-from repository.finding import Finding
+from repository.checks.finding import Finding
 from serving.contract.errors import ConfigError
 
 

@@ -22,8 +22,8 @@ from perf.bench import Bench, new_bench
 from perf.load.workload import read_requests
 from perf.ratio import Ratio
 from perf.target import Turns, own_server, read_site, take_turns
-from repository.models import read_repository
-from repository.recorded import compare_answers
+from repository.checks.recorded import compare_answers
+from repository.triton.models import read_repository
 from server.start.environment import PROJECT
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.tensors import ENSEMBLE

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from perf.load.open_loop import run_load
 from perf.load.workload import Arrays, ask, read_recorded_requests, serialise
 from perf.target import Site
-from repository.recorded import Recorded, compare_answers
+from repository.checks.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
 from server.status.health import open_local_client
 from serving.contract.errors import ConfigError

@@ -17,8 +17,8 @@ from perf.load.workload import Arrays, compute_stage_inputs, draw, read_recorded
 from perf.observe import PeakMemory, compute_hit_rates, read_samples
 from perf.report.results import Closed, Machine, Run, hash_configs, name_folder, read_commit
 from perf.target import Site
-from repository.config import CONFIG_FILE, read_layout
-from repository.models import read_config
+from repository.triton.config import CONFIG_FILE, read_layout
+from repository.triton.models import read_config
 from serving.contract.tensors import ENSEMBLE, STAGES
 
 ROWS = 1_000  # of input data: perf_analyzer starts over at its end

@@ -33,9 +33,9 @@ from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, Sources
 from serving.pipeline import Pipeline
-from serving.stages.live.candidates import SearchedItems
-from serving.stages.live.pair_counts import PairCounts
-from serving.stages.live.users import SeenSince
+from serving.stages.live.catalogue.candidates import SearchedItems
+from serving.stages.live.counts.pair_counts import PairCounts
+from serving.stages.live.users.live_users import SeenSince
 from serving.stages.retrieve import HISTORY_TABLE, Retrieve
 from serving.stages.search.search import Blocked, Search
 

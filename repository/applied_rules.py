@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from repository.finding import Finding, make_finding
+from repository.checks.finding import Finding, make_finding
 from repository.generations import list_published_generations
 from repository.owner import copy_owner
 from repository.rules import compile_rules, find_misfits, insert_rows

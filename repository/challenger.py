@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2
 
-from repository.models import read_config, write_config
 from repository.owner import copy_owner
+from repository.triton.models import read_config, write_config
 from serving.contract.tensors import CHALLENGER, ENSEMBLE
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from repository.challenger import read_challengers, remove_challenger
 from repository.lock import hold_publication_lock
-from repository.models import Model, read_repository, write_config
+from repository.triton.models import Model, read_repository, write_config
 from serving.contract.artifacts import MANIFEST_FILE, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation

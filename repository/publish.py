@@ -32,8 +32,12 @@ import numpy as np
 
 from repository.applied_rules import compile_current_rules
 from repository.challenger import read_challengers
-from repository.code import copy_serving_code
-from repository.config import (
+from repository.generations import SEALED, list_published_generations, write_pins
+from repository.lock import hold_publication_lock
+from repository.registry import find_holders, read_acts, record_late
+from repository.same_file_system import can_rename, refuse_other_file_system
+from repository.triton.code import copy_serving_code
+from repository.triton.config import (
     CONFIG_FILE,
     Serving,
     check_edges,
@@ -43,12 +47,8 @@ from repository.config import (
     make_stage_config,
     read_layout,
 )
-from repository.generations import SEALED, list_published_generations, write_pins
-from repository.lock import hold_publication_lock
-from repository.model_files import forbid_caches, write_live_model, write_model, write_warmup
-from repository.models import read_config, refuse_unservable_path, write_config
-from repository.registry import find_holders, read_acts, record_late
-from repository.same_file_system import can_rename, refuse_other_file_system
+from repository.triton.model_files import forbid_caches, write_live_model, write_model, write_warmup
+from repository.triton.models import read_config, refuse_unservable_path, write_config
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_stage, verify_manifest, write_manifest
 from serving.contract.durable import make_file_system_durable
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from repository.generations import SEALED, list_published_generations, read_published_s
-from repository.models import hash_manifest
 from repository.owner import copy_owner
+from repository.triton.models import hash_manifest
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.contract.generations import read_pinned_generation

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from repository.generations import drop_challenger, list_published_generations, pin
-from repository.models import hash_manifest
 from repository.registry import SERVER, record_act
+from repository.triton.models import hash_manifest
 from server import control, experiment, rules, watch
 from server.control import clear_stale, find_running_servers, stop_server
 from server.generations.activation import find_pinned_generation, find_served_generation

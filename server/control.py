@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from repository.models import hash_manifest
 from repository.registry import SERVER, record_act
+from repository.triton.models import hash_manifest
 from server import keys, processes
 from server.generations import activation
 from server.helpers import generation_helpers

@@ -24,7 +24,7 @@ from typing import Any, Self
 from tritonclient.utils import InferenceServerException
 
 from repository.generations import read_pinned_to
-from repository.models import (
+from repository.triton.models import (
     Model,
     check_backends,
     hash_manifest,

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.json_format import Parse
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from repository.models import Model, read_config, read_repository
+from repository.triton.models import Model, read_config, read_repository
 
 PROJECT = Path(__file__).parents[1]
 PROGRAM = f"""#!{sys.executable}

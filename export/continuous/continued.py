@@ -26,7 +26,7 @@ from serving.live.layout import Layout
 from serving.live.reader import Change, Reader
 from serving.live.store import open_store
 from serving.live.transitions import apply_to_items
-from serving.stages.live.sales import LEARNED_SALE
+from serving.stages.live.counts.sales import LEARNED_SALE
 from training.dataset import Dataset
 from training.dataset.ids import find_ids
 

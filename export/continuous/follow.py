@@ -29,13 +29,13 @@ from export.continuous.verdict import LEAST_QUESTIONS, Verdict, judge
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.steps.learning import Learning, keep_learned, measure_erasures, plan_learning
-from repository.config import CONFIG_FILE, read_layout
 from repository.experiments import NOT_PROMOTED, STOPPED, find_experiment_folder, find_running
 from repository.generations import pin
-from repository.models import read_config
 from repository.publish import make_read_only
 from repository.registry import Act, read_acts, read_manifest, record_act, record_publication
 from repository.rounds import Outcome, mark_round
+from repository.triton.config import CONFIG_FILE, read_layout
+from repository.triton.models import read_config
 from server.control import activate, find_running_servers
 from server.experiment import begin_experiment
 from server.generations.challenger import unload_challenger

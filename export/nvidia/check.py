@@ -17,12 +17,12 @@ from export.nvidia.precision.agreement import describe_disagreement
 from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
-from repository import config_rules
-from repository.check import check_names, check_record
-from repository.config import CONFIG_FILE
-from repository.finding import Finding, count_errors
-from repository.models import read_config
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.check import check_names, check_record
+from repository.checks.finding import Finding, count_errors
+from repository.checks.recorded import RECORDED_FILE, read_recorded
+from repository.triton import config_rules
+from repository.triton.config import CONFIG_FILE
+from repository.triton.models import read_config
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, describe_file, get_section, read_json, read_stage
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import FLAT
 from export.nvidia.tensorrt.profiles import Profile, make_shape_profiles
-from repository.config import TRITON_TYPE, Serving, write_record_fields
+from repository.triton.config import TRITON_TYPE, Serving, write_record_fields
 from serving.contract.tensors import ModelSpec
 from serving.stages.parts.specs import (
     HPS_OUTPUT,

@@ -19,7 +19,7 @@ from hps_config.description import PersistentSection
 from hps_config.planning import plan_levels
 from hps_config.ps_writer import name_sparse_folder, write_ps_json
 from hps_config.tables import TableSpec
-from repository.config import Serving
+from repository.triton.config import Serving
 from serving.contract.artifacts import open_array
 from serving.stages.features.ranking import SCALE
 from serving.stages.parts.specs import RANK_EMBEDDINGS

@@ -25,7 +25,7 @@ from export.nvidia.hugectr.model import write_model
 from export.nvidia.source import Source
 from export.settings import Settings
 from hps_config.ps_writer import UPDATE_FILTERS
-from repository.models import write_config
+from repository.triton.models import write_config
 from serving.contract.errors import ExportError
 from training.models.rankers.save_ranker import LAYERS_FILE
 

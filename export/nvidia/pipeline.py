@@ -20,8 +20,8 @@ from export.nvidia.hps import PS_FILE
 from export.nvidia.precision.faithful import open_faithful_session
 from export.nvidia.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
-from repository.config import CONFIG_FILE, compare_tensors, read_spec
-from repository.models import read_config
+from repository.triton.config import CONFIG_FILE, compare_tensors, read_spec
+from repository.triton.models import read_config
 from serving.contract.artifacts import open_network, read_json, verify_manifest
 from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, pack_records, unpack_records

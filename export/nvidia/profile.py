@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repository.check import Check
+from repository.checks.check import Check
 from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.stages.parts.specs import RANK_DENSE
 

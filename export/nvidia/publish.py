@@ -21,8 +21,8 @@ from export.nvidia.source import Source
 from export.nvidia.write import Writer
 from export.profiles import find_profile_name
 from export.settings import Settings
-from repository.config import CONFIG_FILE
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
+from repository.triton.config import CONFIG_FILE
 from serving.contract.durable import make_file_system_durable
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.tensors import ENSEMBLE

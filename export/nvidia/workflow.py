@@ -15,10 +15,10 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.parts import WORKFLOW
-from repository.code import PROJECT, copy_serving_code, list_imports
-from repository.config import CONFIG_FILE, DTYPE, Serving
-from repository.model_files import forbid_caches
-from repository.models import read_config
+from repository.triton.code import PROJECT, copy_serving_code, list_imports
+from repository.triton.config import CONFIG_FILE, DTYPE, Serving
+from repository.triton.model_files import forbid_caches
+from repository.triton.models import read_config
 from serving.stages.features.encode import FIRST_ROW, VOCABULARIES, Plan
 from serving.stages.parts.specs import PREPROCESS_WORKFLOW, WorkflowColumns
 from training.features.quiet_nvtabular import Workflow  # first: it silences the warnings of Merlin's imports

@@ -33,12 +33,12 @@ from export.nvidia.tensorrt.config import make_tensorrt_config
 from export.nvidia.tensorrt.model import Engine, write_configs, write_version
 from export.settings import Settings
 from hps_config.reader import read_ps_json
-from repository.code import copy_serving_code
-from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, make_stage_config
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from repository.generations import SEALED
-from repository.model_files import forbid_caches, write_warmup
-from repository.models import write_config
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.triton.code import copy_serving_code
+from repository.triton.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, make_stage_config
+from repository.triton.model_files import forbid_caches, write_warmup
+from repository.triton.models import write_config
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, make_ensemble_spec, new_lineage

@@ -1,6 +1,6 @@
 """Generate requests as callers would send them: users by activity with their context, a few unknown users, and sessions.
 
-They are recorded with the in-process answers (repository/recorded.py) and published with the generation.
+They are recorded with the in-process answers (repository/checks/recorded.py) and published with the generation.
 """
 
 from __future__ import annotations

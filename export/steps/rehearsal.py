@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from repository.config import WARMUP_ROWS
+from repository.checks.recorded import RECORDED_FILE, Recorded, compare_answers
 from repository.publish import Staging
-from repository.recorded import RECORDED_FILE, Recorded, compare_answers
+from repository.triton.config import WARMUP_ROWS
 from serving.contract.errors import ExportError
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, new_lineage
 from serving.pipeline import Pipeline

@@ -1,6 +1,6 @@
 """Keep rows free for new items: every per-item array of the staged stages gets some before its padding row.
 
-Training never sees them. Until an item takes one (serving/stages/live/items.py) it cannot be recommended.
+Training never sees them. Until an item takes one (serving/stages/live/catalogue/items.py) it cannot be recommended.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import STAGES, Axes
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import SCALE
-from serving.stages.live.candidates import RECENT
+from serving.stages.live.catalogue.candidates import RECENT
+from serving.stages.live.catalogue.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.content import Content
-from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
-from serving.stages.live.sales import LEARNED_SALES
+from serving.stages.live.counts.sales import LEARNED_SALES
 from serving.stages.retrieve import HISTORY_TABLE, POPULARITY, TABLES_FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset

@@ -319,7 +319,7 @@ def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int
 
 def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, retrieved: Place) -> str:
     """Return a sentence that explains why `retrieve` did not propose an item."""
-    from serving.stages.live.users import SeenSince
+    from serving.stages.live.users.live_users import SeenSince
 
     retrieve = pipeline.stages["retrieve"]
     if position >= retrieve.items.n_items:

@@ -18,7 +18,7 @@ from serving.live.store import PROGRESS, Progress, make_id_keys, write_records
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY, UserState
-from serving.stages.live.users import LiveUsers
+from serving.stages.live.users.live_users import LiveUsers
 
 P50_US = 20.0  # upper bound of each store's median read
 DRIFT = 1.1  # upper bound of the last tenth's median over that of the first

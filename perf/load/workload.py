@@ -17,9 +17,9 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from repository.config import CONFIG_FILE, compare_tensors
-from repository.models import read_config
-from repository.recorded import RECORDED_FILE, Recorded, read_recorded
+from repository.checks.recorded import RECORDED_FILE, Recorded, read_recorded
+from repository.triton.config import CONFIG_FILE, compare_tensors
+from repository.triton.models import read_config
 from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ArtifactError

@@ -22,8 +22,8 @@ from perf.recall import JUDGED_BY, compute_recorded_vectors
 from perf.target import Turns, read_site, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, apply_changes, describe_changes
 from perf.tune.variant import make_variant
-from repository.config import CONFIG_FILE, read_layout
-from repository.models import read_config
+from repository.triton.config import CONFIG_FILE, read_layout
+from repository.triton.models import read_config
 from server.launcher import TritonServer
 from server.start.environment import MEASURED_DIR
 from serving.contract.tensors import ENSEMBLE

@@ -14,9 +14,9 @@ from pathlib import Path
 import faiss
 
 from export.settings import ComputeSettings, Settings
-from repository.config import CONFIG_FILE, Serving, list_models, set_instances
 from repository.generations import write_pins
-from repository.models import read_config, write_config
+from repository.triton.config import CONFIG_FILE, Serving, list_models, set_instances
+from repository.triton.models import read_config, write_config
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     STAGE_FILE,

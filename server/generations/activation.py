@@ -35,7 +35,7 @@ from tritonclient.utils import InferenceServerException
 from repository.challenger import read_challengers
 from repository.generations import order_models, read_pinned_to, require_published, write_pins
 from repository.lock import hold_publication_lock
-from repository.models import Model, read_repository
+from repository.triton.models import Model, read_repository
 from server.status.health import find_held_versions, open_local_client, read_model_states
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation

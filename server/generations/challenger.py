@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from repository.challenger import read_added_ms, read_challengers, remove_challenger, write_challenger
 from repository.generations import order_models, read_pinned_to, require_published, write_pins
 from repository.lock import hold_publication_lock
-from repository.models import Model, read_repository
+from repository.triton.models import Model, read_repository
 from server.generations.activation import (
     DRAIN_TIMEOUT_S,
     LOAD_TIMEOUT_S,

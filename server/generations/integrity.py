@@ -17,8 +17,8 @@ from typing import NamedTuple
 from repository.challenger import read_challengers
 from repository.file_stamps import read_stamp
 from repository.generations import list_published_generations
-from repository.models import check_backends, read_published_digests, read_repository
 from repository.registry import find_unaccepted, read_acts
+from repository.triton.models import check_backends, read_published_digests, read_repository
 from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, REMEDY, compute_sha256, load_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
 from serving.contract.generations import read_pinned_generation

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from repository.models import Model
+from repository.triton.models import Model
 from serving.contract.errors import ServerError
 
 MiB = 1 << 20

@@ -2,7 +2,7 @@
 
 A record holds nothing that depends on a generation: the shop's ids and event times, never rows of an encoded category.
 Declared aggregations are not in it, because generations may declare different ones: the processes that answer follow them in
-memory (serving/stages/live/trends.py).
+memory (serving/stages/live/counts/trends.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from serving.loops.compiled import compiled
 from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
-from serving.stages.live.listed_items import keep_newcomers
+from serving.stages.live.catalogue.listed_items import keep_newcomers
 
 Arrays = dict[str, np.ndarray]
 

@@ -26,12 +26,12 @@ from serving.stages.features.new_ids import NewIds
 from serving.stages.features.probes import find_asked
 from serving.stages.features.user_state import UserState, compute_history_age_days, derive_raw_columns, override_history
 from serving.stages.features.user_store import FeatureStore, UserStore, name_features
-from serving.stages.live.categories import ItemCategories
+from serving.stages.live.catalogue.categories import ItemCategories
+from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.content import Content
-from serving.stages.live.items import LiveItems
 from serving.stages.live.measurements import VISIBLE, measure_times
-from serving.stages.live.user_trends import UserTrends
-from serving.stages.live.users import LiveUsers
+from serving.stages.live.users.live_users import LiveUsers
+from serving.stages.live.users.user_trends import UserTrends
 
 MAX_STRING_BYTES = 1024
 

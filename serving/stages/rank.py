@@ -36,15 +36,15 @@ from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.probes import find_asked
 from serving.stages.features.ranking import LIVE, N_FEATURES, SCALE, SCORE, TOGETHER, compute_pair_numbers, scale_strengths
 from serving.stages.features.user_state import name_raw_column
+from serving.stages.live.catalogue.item_features import FOLDER as PLAN_FOLDER
+from serving.stages.live.catalogue.item_features import ItemFeatures
+from serving.stages.live.catalogue.items import LiveItems
+from serving.stages.live.catalogue.ranked_items import RankedItems
 from serving.stages.live.content import Content
-from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
-from serving.stages.live.item_features import ItemFeatures
-from serving.stages.live.items import LiveItems
-from serving.stages.live.pairs import StoredPairs
-from serving.stages.live.ranked_items import RankedItems
-from serving.stages.live.sales import LiveSales, load_learned_sales
-from serving.stages.live.trends import ItemTrends
-from serving.stages.live.user_categories import UserCategoryTrends
+from serving.stages.live.counts.pairs import StoredPairs
+from serving.stages.live.counts.sales import LiveSales, load_learned_sales
+from serving.stages.live.counts.trends import ItemTrends
+from serving.stages.live.users.user_categories import UserCategoryTrends
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measure_tables
 from serving.tables.opening import open_tables

@@ -22,9 +22,9 @@ from serving.stages.best_lists import BestCandidates, BestLists, list_features
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.probes import find_asked
+from serving.stages.live.catalogue.items import LiveItems
+from serving.stages.live.catalogue.listed_items import ListedItems, explore_newcomers
 from serving.stages.live.content import Content
-from serving.stages.live.items import LiveItems
-from serving.stages.live.listed_items import ListedItems, explore_newcomers
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from serving.stages.rules.applied import AppliedRules
 from serving.stages.rules.rules import Rules, hash_seed

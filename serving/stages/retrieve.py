@@ -33,15 +33,15 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import SequenceSource
 from serving.stages.features.user_store import SeenItems
-from serving.stages.live.candidates import SearchedItems
-from serving.stages.live.category_members import CategoryMembers
+from serving.stages.live.catalogue.candidates import SearchedItems
+from serving.stages.live.catalogue.category_members import CategoryMembers
+from serving.stages.live.catalogue.content_tower import ContentTower
+from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.content import Content
-from serving.stages.live.content_tower import ContentTower
-from serving.stages.live.items import LiveItems
+from serving.stages.live.counts.pairs import StoredPairs
+from serving.stages.live.counts.sales import LiveSales, load_learned_sales
 from serving.stages.live.measurements import measure_free_rows
-from serving.stages.live.pairs import StoredPairs
-from serving.stages.live.sales import LiveSales, load_learned_sales
-from serving.stages.live.users import LiveSeen, SeenSince
+from serving.stages.live.users.live_users import LiveSeen, SeenSince
 from serving.stages.search.loading import load_search
 from serving.stages.search.search import Blocked, Search, compute_mean_item, compute_recency_weights
 from serving.tables.store.tables import EmbeddingTables

@@ -11,10 +11,10 @@ from export.__main__ import app
 from export.check import check_repository
 from export.relayout import relayout
 from perf.tune.variant import seal_again
-from repository import check
-from repository.models import read_config, write_config
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks import check
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from repository.tables import find_tables_settings
+from repository.triton.models import read_config, write_config
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES

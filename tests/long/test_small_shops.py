@@ -9,8 +9,8 @@ from rich.console import Console
 from export.build import build_repository
 from export.check import check_repository
 from export.settings import Settings
-from repository.config import WARMUP_ROWS, name_warmup_file
 from repository.generations import pin
+from repository.triton.config import WARMUP_ROWS, name_warmup_file
 from serving.contract.artifacts import read_json
 from serving.contract.errors import ConfigError, ExportError, RequestError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpack_records

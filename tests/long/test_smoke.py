@@ -57,8 +57,8 @@ from export.settings import Settings
 from perf.load.open_loop import Outcome
 from perf.recall import measure_served_recall
 from perf.tune.lab import measure_smaller_efforts
-from repository.config import LAYOUTS
-from repository.models import read_repository
+from repository.triton.config import LAYOUTS
+from repository.triton.models import read_repository
 from serving.contract.artifacts import find_stage_folder, verify_manifest
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import find_experiment_folder
-from serving.stages.live.listed_items import explore_newcomers
+from serving.stages.live.catalogue.listed_items import explore_newcomers
 from serving.stages.rules.config import ITEM_RULES, NO_CAP
 from serving.stages.rules.rules import hash_seed
 from tests.unit.live.shops import repository_with_kinds

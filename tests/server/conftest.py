@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tritonclient.grpc as grpcclient
 
-from repository.models import read_config
+from repository.triton.models import read_config
 from server.launcher import TritonServer
 from server.processes import SHM_DIR, find_members
 from server.start.ports import Ports, is_free
@@ -25,7 +25,7 @@ from serving.contract.artifacts import StageInfo, find_stage_folder, read_stage
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
 from tests import repositories
-from tests.server import toys
+from tests.server.support import toys
 from tests.waiting import until
 
 # Files that take longest, the longest first: one that starts last leaves the other workers idle

@@ -11,7 +11,7 @@ from experiments.malformed import send_grpc, send_http
 from server.processes import find_server_members
 from serving.contract.tensors import LIVE_MODELS, PAD_ID, STAGES, make_ensemble_spec, make_live_specs, pack_records
 from serving.pipeline import Pipeline
-from tests.server.requests import ask_together, infer, tensor
+from tests.server.support.requests import ask_together, infer, tensor
 
 HUGE = np.iinfo(np.int64).max
 

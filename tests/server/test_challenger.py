@@ -17,8 +17,8 @@ from server.status.health import is_ready, read_model_states
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import CHALLENGER
-from tests.server import toys
-from tests.server.load import Load
+from tests.server.support import toys
+from tests.server.support.load import Load
 
 CLIENTS, PAUSE_S = 4, 0.005  # between two requests of a client: load is wanted, not a processor that does nothing else
 BOTH = {("first", 1), ("first", 2), ("second", 1), ("second", 2), ("recommend", 1), (CHALLENGER, 2)}

@@ -24,7 +24,7 @@ from server.status.condition import QUESTION_TIMEOUT_S
 from server.status.health import is_ready, open_local_client, wait_ready
 from serving.contract.errors import ServerError, run_program
 from serving.contract.generations import read_pinned_generation
-from tests.server import toys
+from tests.server.support import toys
 from tests.waiting import until
 from triton_recommender.errors import STUB_DIED, make_status_error
 

@@ -20,7 +20,7 @@ from server.generations.challenger import load_challenger
 from serving.live.experiment import Experiment
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import small_repository
-from tests.server.gateways import USER, Served, served_gateway
+from tests.server.support.gateways import USER, Served, served_gateway
 from tests.server.test_publication import with_rules
 from tests.waiting import until
 

@@ -23,7 +23,7 @@ from server.launcher import TritonServer
 from server.start.environment import PROJECT
 from server.status.condition import examine
 from server.status.health import open_local_client
-from tests.server import toys
+from tests.server.support import toys
 
 CODE = b"import os\nos.mknod('/tmp/a-stranger-was-here')\n"
 UPLOAD = {

@@ -34,8 +34,8 @@ from serving.live.store import find_live_folder
 from serving.stages.live.measurements import PREFIX, SILENT
 from serving.tables.store.memory import ARENA_PREFIX
 from tests.repositories import copy_small_fused_repository
-from tests.server.gateways import USER
-from tests.server.supervised import Supervised, stopped_after
+from tests.server.support.gateways import USER
+from tests.server.support.supervised import Supervised, stopped_after
 
 THROTTLED_S = 8.0
 SHM_MIB = 256

@@ -21,7 +21,7 @@ from server.start.ports import find_free_port
 from server.status.health import find_held_versions
 from serving.contract.generations import read_pinned_generation
 from tests.repositories import copy_to_change, followed_shop
-from tests.server.supervised import Supervised, stopped_after
+from tests.server.support.supervised import Supervised, stopped_after
 from tests.waiting import until
 
 USERS, ANSWERS = range(1, 151), 2  # each user asks so often

@@ -16,16 +16,16 @@ from tritonclient.utils import InferenceServerException
 from export.check import check_repository
 from export.relayout import relayout
 from perf.observe import TABLE_ROWS, read_samples
-from repository.config import CONFIG_FILE, set_instances
+from repository.checks.recorded import RECORDED_FILE, compare_answers, read_recorded
 from repository.generations import list_published_generations
-from repository.models import read_config, write_config
-from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.triton.config import CONFIG_FILE, set_instances
+from repository.triton.models import read_config, write_config
 from server.launcher import TritonServer
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
 from tests.repositories import copy_small_fused_repository, copy_to_change
-from tests.server.requests import ask_each, infer, narrow, tensor
+from tests.server.support.requests import ask_each, infer, narrow, tensor
 
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
 

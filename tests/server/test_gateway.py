@@ -34,9 +34,9 @@ from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.rules.config import RulesConfig
 from tests.monitoring import BACKEND_METRICS, GPU_METRICS, metric_names, named_metrics
 from tests.repositories import small_repository
-from tests.server.gateways import USER, Served, Visitors, served_gateway
-from tests.server.otlp import Collector, collecting
-from tests.server.requests import infer, tensor
+from tests.server.support.gateways import USER, Served, Visitors, served_gateway
+from tests.server.support.otlp import Collector, collecting
+from tests.server.support.requests import infer, tensor
 from tests.server.test_publication import with_rules
 from tests.waiting import until
 from triton_recommender import AsyncRecommender

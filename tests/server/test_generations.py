@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from repository.generations import list_published_generations, pin, write_pins
-from repository.models import read_config
+from repository.triton.models import read_config
 from server.control import find_held_generations
 from server.generations.activation import activate, find_served_generation
 from server.status.health import read_model_states
@@ -19,8 +19,8 @@ from serving.contract.generations import read_pinned_generation
 from tests.interrupting import called_on_return
 from tests.present import present
 from tests.repositories import describe_entries
-from tests.server import toys
-from tests.server.load import Load
+from tests.server.support import toys
+from tests.server.support.load import Load
 
 CLIENTS, PAUSE_S = 4, 0.005  # between two requests of a client: load is wanted, not a processor that does nothing else
 

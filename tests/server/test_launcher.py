@@ -25,7 +25,7 @@ from server.state import read_known_servers
 from server.status.health import is_ready, open_local_client, read_model_states, wait_ready
 from serving.contract.errors import ConfigError, ServerError
 from tests.present import present
-from tests.server import toys
+from tests.server.support import toys
 from tests.waiting import until
 
 

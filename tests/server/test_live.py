@@ -40,7 +40,7 @@ from serving.pipeline import Pipeline
 from serving.stages.live.measurements import PREFIX
 from tests.monitoring import BACKEND_METRICS, named_metrics
 from tests.repositories import SERVED_DATA
-from tests.server.requests import infer_tensors, tensor
+from tests.server.support.requests import infer_tensors, tensor
 from training.dataset import load_dataset
 
 USER = 7

@@ -14,15 +14,15 @@ from export.nvidia.precision.agreement import EXACT
 from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
-from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
+from repository.checks.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from server.launcher import TritonServer
 from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_specs, new_lineage, pack_records, unpack_records
 from serving.pipeline import Pipeline
 from tests.repositories import SERVED_DATA
-from tests.server.merlin_doubles import stand_in
-from tests.server.requests import ask_each, ask_together, infer, narrow, tensor
+from tests.server.support.merlin_doubles import stand_in
+from tests.server.support.requests import ask_each, ask_together, infer, narrow, tensor
 from tests.waiting import until
 from training.dataset import load_dataset
 from training.features import FeatureSettings, build_features

@@ -17,8 +17,8 @@ from export import relayout as relayout_module
 from export.relayout import relayout
 from export.steps.reserve import insert_rows
 from perf.tune.variant import seal_again
+from repository.checks.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.generations import list_published_generations
-from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
 from server.control import find_held_generations
 from server.generations.activation import activate, find_served_generation
@@ -29,9 +29,9 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEMS_FILE, RulesConfig
-from tests.server.caches import CachedQuestions, memory_cache, redis_cache
-from tests.server.load import Load
-from tests.server.requests import infer
+from tests.server.support.caches import CachedQuestions, memory_cache, redis_cache
+from tests.server.support.load import Load
+from tests.server.support.requests import infer
 
 PAUSE_S = 1.0  # of a client between two calls: load is wanted, not a server that is busy with nothing else
 ROWS = 60

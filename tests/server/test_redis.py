@@ -27,7 +27,7 @@ from serving.tables.updates.publisher import Publisher
 from tests.monitoring import BACKEND_METRICS, named_metrics
 from tests.present import present
 from tests.repositories import copy_small_fused_repository
-from tests.server.requests import infer, infer_tensors
+from tests.server.support.requests import infer, infer_tensors
 from tests.server.test_tables import settings_of, table_metrics, with_tables
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.redis_server import RedisCluster

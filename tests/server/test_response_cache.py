@@ -7,10 +7,10 @@ from pathlib import Path
 
 import tritonclient.grpc as grpcclient
 
-from repository.models import read_config, write_config
+from repository.triton.models import read_config, write_config
 from server.generations.activation import activate
 from server.status.health import open_local_client
-from tests.server import toys
+from tests.server.support import toys
 from tests.waiting import until
 
 MIB = 1 << 20

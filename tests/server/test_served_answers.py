@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.checks.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
-from tests.server.requests import ask_each, infer, narrow
+from tests.server.support.requests import ask_each, infer, narrow
 
 
 @pytest.fixture(scope="module")

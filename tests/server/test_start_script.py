@@ -14,7 +14,7 @@ from export.nvidia.precision.calibration import find_stage_folders
 from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
 from export.settings import Settings
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from server.launcher import MEMORY_RACE
 from server.start.environment import build_backend_directory, build_server_env, find_wheel
 from server.start.ports import find_free_ports
@@ -22,7 +22,7 @@ from server.status import health
 from serving.contract.tensors import ENSEMBLE
 from serving.loops.compiled import find_cache_root
 from tests.repositories import small_repository
-from tests.server.requests import infer
+from tests.server.support.requests import infer
 
 START = Path(__file__).parents[2] / "deploy" / "start.sh"
 READY_TIMEOUT_S = 600.0

@@ -31,8 +31,8 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.repositories import small_fused_repository
-from tests.server.gateways import USER
-from tests.server.supervised import RECOVERS_S, Supervised, supervised_shop
+from tests.server.support.gateways import USER
+from tests.server.support.supervised import RECOVERS_S, Supervised, supervised_shop
 
 
 @pytest.fixture(scope="module")

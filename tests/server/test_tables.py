@@ -29,7 +29,7 @@ from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.store.table import choose_shared_root
 from serving.tables.updates.publisher import Publisher
 from tests.repositories import copy_small_fused_repository
-from tests.server.requests import infer
+from tests.server.support.requests import infer
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.waiting import until
 

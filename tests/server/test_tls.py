@@ -14,8 +14,8 @@ from server.generations.activation import activate
 from server.start.tls import AUTHORITIES, CALLER, CALLER_KEY, CERTIFICATE, KEY, ServerTls
 from server.status.health import read_model_states
 from serving.contract.errors import ConfigError
-from tests.server import toys
-from tests.server.gateways import USER, served_gateway
+from tests.server.support import toys
+from tests.server.support.gateways import USER, served_gateway
 from triton_recommender import Recommender, Tls, Unavailable
 
 NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"

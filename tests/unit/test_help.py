@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from perf.command import make_app
-from repository.code import PROJECT
+from repository.triton.code import PROJECT
 
 NOT_OURS = {"model_repository", "tests"}
 WITHOUT_TYPER = {"pytest", "serving.tables"}

@@ -43,7 +43,7 @@ class Dataset:
     users         every user of the log or the user file, sorted by user_id: user_id i8, then the feature columns
     user_names, item_names   (id i8, name str) sorted by id, where the shop's ids are text; else None
     learned_sales            what the live store counts of the live events among the interactions, by item
-                             (serving/stages/live/sales.py); None where there are none
+                             (serving/stages/live/counts/sales.py); None where there are none
     item_updates_s           when rows of the item file were last changed, unix seconds by item_id, those that say so;
                              None without `updated_at`
     """

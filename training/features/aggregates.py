@@ -1,6 +1,6 @@
 """Compute declared aggregations over the training log, at any moment of it. DEFAULTS apply where a data set declares none.
 
-Only positive events count: a view or a low rating is no sale. serving/stages/live/counted_events.py does the same.
+Only positive events count: a view or a low rating is no sale. serving/stages/live/counts/counted_events.py does the same.
 
 interactions ─▶ encode_events ─▶ LogAggregates ─┬▶ compute_for_users, …_items, …_pairs   point-in-time features
                                                 └▶ make_records                          what the store is seeded with

@@ -1,6 +1,7 @@
 """Write the aggregations at the end of the log, from which the rank stage goes on.
 
-Those of items and categories are for serving/stages/live/trends.py, those of users within categories for user_categories.py.
+Those of items and categories are for trends.py in serving/stages/live/counts, those of users within categories for
+user_categories.py in serving/stages/live/users.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from serving.live.aggregations import join_keys
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import CROSS, ITEM
-from serving.stages.live import user_categories
-from serving.stages.live.trends import FOLDER, TRENDS_FILE
+from serving.stages.live.counts.trends import FOLDER, TRENDS_FILE
+from serving.stages.live.users import user_categories
 from training.dataset.dataset import Dataset
 from training.features.aggregates import LogAggregates
 

@@ -1,4 +1,4 @@
-"""Fit a content tower (serving/stages/live/content_tower.py) to the vectors of the catalogue by ridge regression."""
+"""Fit a content tower (serving/stages/live/catalogue/content_tower.py) to the vectors of the catalogue by ridge regression."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
+from serving.stages.live.catalogue.content_tower import ContentTower
+from serving.stages.live.catalogue.items import TEMPLATES
 from serving.stages.live.content import Content
-from serving.stages.live.content_tower import ContentTower
-from serving.stages.live.items import TEMPLATES
 
 MOST_TOKENS, MOST_ITEMS = 5_000, 100_000  # the matrix of pairs of tokens takes 0.2 GB
 LEAST_ITEMS = 20  # to fit to, and to judge by

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from export.nvidia.precision.calibration import Arrays
-from repository.recorded import compare_answers
+from repository.checks.recorded import compare_answers
 from serving.contract.tensors import PAD_ID
 
 EXACT, HALF = 1e-4, 2e-3  # of scores, absolute

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from export.nvidia.precision.calibration import NETWORKS, Arrays, Recorder, halve_lists, open_pipeline, replace_networks
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, PAD_ID, new_lineage
 
 REQUESTS_PER_BATCH = 8

@@ -15,8 +15,8 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt import build_engines
-from repository.finding import Finding
-from repository.models import read_config
+from repository.checks.finding import Finding
+from repository.triton.models import read_config
 from serving.contract.errors import ArtifactError
 
 AGAIN = "Export the repository again."

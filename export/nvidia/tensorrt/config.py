@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt.build_engines import ONNX, PLAN
 from export.nvidia.tensorrt.profiles import Profile, find_largest_batch
-from repository.config import TRITON_TYPE
+from repository.triton.config import TRITON_TYPE
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import TensorSpec
 

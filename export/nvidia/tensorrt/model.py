@@ -15,7 +15,7 @@ from export.nvidia.precision.lower import PRECISIONS
 from export.nvidia.tensorrt import build_engines
 from export.nvidia.tensorrt.config import make_onnxruntime_config, make_python_config
 from export.nvidia.tensorrt.profiles import Profile
-from repository.models import write_config
+from repository.triton.models import write_config
 from serving.contract.errors import ExportError
 
 STAND_IN = Path(__file__).parent / "onnxruntime_model.py"  # not importable here: it needs tritonserver's modules

@@ -16,10 +16,10 @@ from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import StoredAggregates
-from serving.stages.live.counted_events import CountedEvents
-from serving.stages.live.trends import ItemTrends
-from serving.stages.live.user_categories import UserCategoryTrends
-from serving.stages.live.user_trends import UserTrends
+from serving.stages.live.counts.counted_events import CountedEvents
+from serving.stages.live.counts.trends import ItemTrends
+from serving.stages.live.users.user_categories import UserCategoryTrends
+from serving.stages.live.users.user_trends import UserTrends
 from tests.long.live.aggregations.declared import DECLARED
 from tests.present import present
 from training.dataset import load_dataset

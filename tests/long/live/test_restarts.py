@@ -14,13 +14,13 @@ from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
+from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.content import Content
-from serving.stages.live.items import LiveItems
-from serving.stages.live.pairs import StoredPairs
-from serving.stages.live.sales import LiveSales
-from serving.stages.live.visits import EVENT, USER_EVENTS, VISIT_S, Visits
+from serving.stages.live.counts.pairs import StoredPairs
+from serving.stages.live.counts.sales import LiveSales
+from serving.stages.live.counts.visits import EVENT, USER_EVENTS, VISIT_S, Visits
 from serving.stages.search.search import Blocked
-from tests.unit.live.test_trends import Shop, refresh
+from tests.unit.live.items.test_trends import Shop, refresh
 from tests.unit.live.toy_log import N_EVENTS, N_KNOWN, START_S, change_item, load_toy, write
 
 N_ITEMS = 150

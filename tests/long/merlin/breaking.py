@@ -6,7 +6,7 @@ import json
 
 from export.check import check_repository
 from hps_config.parsers import load_json
-from repository.models import read_config, write_config
+from repository.triton.models import read_config, write_config
 
 EMBEDDINGS = "rank_embeddings"
 

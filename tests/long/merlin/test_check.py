@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from export.__main__ import app
 from export.check import check_repository
 from perf.tune.variant import seal_again
-from repository.config_rules import find_ensemble_faults
-from repository.models import read_config
 from repository.registry import record_publication
+from repository.triton.config_rules import find_ensemble_faults
+from repository.triton.models import read_config
 from serving.contract.artifacts import write_manifest
 from tests.long.merlin.breaking import EMBEDDINGS, edit, errors
 

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToJson
 from export.nvidia.index import write_gpu_index
 from export.nvidia.publish import publish_merlin
 from export.settings import Settings
-from repository.models import read_config
+from repository.triton.models import read_config
 from serving.contract.artifacts import read_stage
 from serving.stages.parts.gpu_index import clone_to_gpu
 from serving.stages.parts.models import RetrieveSearch

@@ -20,8 +20,8 @@ from export.nvidia.hugectr_backend import (
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.publish import publish_merlin
 from export.settings import Settings
-from repository.models import read_config
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
+from repository.triton.models import read_config
 from serving.contract.artifacts import open_network
 from serving.contract.errors import ExportError
 from serving.stages.parts.models import RankFeatures

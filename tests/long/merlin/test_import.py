@@ -23,7 +23,7 @@ from export.nvidia.precision.agreement import EXACT
 from export.settings import Settings
 from export.steps.hugectr_data import write_hugectr_data
 from hps_config.reader import read_ps_json
-from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.checks.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.artifacts import read_stage
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, PAD_ROW

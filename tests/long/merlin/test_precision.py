@@ -11,7 +11,7 @@ from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import HALF, describe_disagreement
 from export.nvidia.publish import publish_merlin
 from export.settings import Settings
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from tests.long.merlin.conftest import source_of
 
 MARK = {"fp32": None, "fp16": "Cast", "int8": "QuantizeLinear"}  # the operator that shows the precision

@@ -18,8 +18,8 @@ from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.publish import publish_merlin, refuse_long_lists, rehearse
 from export.settings import Settings, with_triton
 from hps_config.reader import read_ps_json
-from repository.models import read_config, write_config
-from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.checks.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.triton.models import read_config, write_config
 from serving.contract.artifacts import MANIFEST_FILE, open_network, read_json
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError, RequestError
 from serving.contract.tensors import Degraded, pack_records

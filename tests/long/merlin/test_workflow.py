@@ -18,8 +18,8 @@ from export.nvidia.precision.agreement import EXACT
 from export.nvidia.publish import publish_merlin
 from export.nvidia.workflow import make_workflow_run
 from export.settings import Settings
-from repository.models import read_config
-from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.checks.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.triton.models import read_config
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import MISSING_INT
 from serving.stages.features.encode import FIRST_ROW

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from repository.models import hash_manifest
+from repository.triton.models import hash_manifest
 from server import __main__ as commands
 from server.control import find_running_servers, list_supervisors, stop_server
 from server.helpers.gateway import list_gateways
@@ -27,7 +27,7 @@ from serving.contract.errors import ServerError
 from serving.live.store import DATA_FILE, find_live_folder
 from tests.present import present
 from tests.repositories import copy_lean_repository
-from tests.server import toys
+from tests.server.support import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
 from tests.waiting import until

@@ -33,7 +33,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import EXPERIMENT_FILE, Experiment
 from serving.live.store import find_live_folder, open_store
 from tests.present import present
-from tests.server import toys
+from tests.server.support import toys
 from tests.tags import run_tagged
 from tests.triton_double import TritonDouble
 from tests.unit.server.conftest import SETTINGS, call, run_with_dead_stubs

@@ -10,7 +10,7 @@ import pytest
 
 from export.steps.recording import draw_requests
 from export.steps.references import REFERENCE_TIMES
-from repository.recorded import RECORDED_FILE, read_recorded
+from repository.checks.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.distributions import compute_psi, read_references
 from serving.contract.tensors import ENSEMBLE, PAD_ID, make_ensemble_spec, make_stage_specs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.code import PROJECT
+from repository.triton.code import PROJECT
 
 PROGRAM = """
 import sys, triton_recommender, triton_recommender.cache, triton_recommender.transports

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from repository.code import PROJECT
+from repository.triton.code import PROJECT
 from server.start.ports import find_free_port
 from tests.pages import serve_page
 

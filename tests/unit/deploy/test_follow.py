@@ -12,7 +12,7 @@ from typer import Typer
 from typer.main import get_command
 
 from export import __main__ as export
-from repository.code import PROJECT
+from repository.triton.code import PROJECT
 from server import __main__ as server
 
 SYSTEMD = PROJECT / "deploy" / "systemd"

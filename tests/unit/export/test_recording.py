@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from export.steps.recording import draw_requests
-from repository.recorded import Recorded, compare_answers, read_recorded
+from repository.checks.recorded import Recorded, compare_answers, read_recorded
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import FROM_STORE, PAD_ID, Axes, make_ensemble_spec, make_stage_specs
 from training.dataset import load_dataset

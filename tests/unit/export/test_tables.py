@@ -13,7 +13,7 @@ import pytest
 from export.settings import TableSettings
 from export.tables import PS_FILE, check_tables, plan_tables, write_tables
 from hps_config.reader import check_ps_json, read_ps_json
-from repository.finding import Finding, count_errors
+from repository.checks.finding import Finding, count_errors
 from serving.contract.errors import ConfigError, DataError
 from serving.tables.config import read_config
 from serving.tables.leveled import CONFIG_FILE

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from repository.code import PROJECT
+from repository.triton.code import PROJECT
 from server.start.ports import find_free_port
 from serving.contract.logs import JsonFormatter, format_json_line
 from tests.certificates import make_certificate

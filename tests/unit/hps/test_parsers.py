@@ -8,7 +8,7 @@ import pytest
 
 from hps_config.parsers import load_json, read_as_a, read_as_b
 from hps_config.ps_config import NO_MARGIN
-from repository.finding import Finding
+from repository.checks.finding import Finding
 from serving.contract.errors import ConfigError
 
 SMALLEST: dict[str, Any] = {

@@ -22,7 +22,7 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
 from tests.repositories import copy_to_change
 from tests.unit.live.batches import KINDS, START_MS, purchase
-from tests.unit.live.redis_machines import PROJECT
+from tests.unit.live.redis.redis_machines import PROJECT
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.toy_log import add_newcomer, load_toy
 from tests.unit.tables.redis_server import RedisServer

@@ -11,9 +11,9 @@ from serving.contract.tensors import PAD_ID
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.candidates import SearchedItems
+from serving.stages.live.catalogue.candidates import SearchedItems
+from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.content import Content
-from serving.stages.live.items import LiveItems
 from serving.stages.search.search import Neighbours, Search
 from tests.unit.live.answers import answer, event_inputs, last_event_ms, upserted
 from tests.unit.live.batches import change

@@ -17,7 +17,7 @@ from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
-from serving.stages.live.trends import ItemTrends
+from serving.stages.live.counts.trends import ItemTrends
 from tests.present import present
 from training.dataset import Dataset, load_dataset
 from training.features.aggregates import LogAggregates

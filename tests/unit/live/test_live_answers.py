@@ -23,7 +23,7 @@ from serving.stages.features.user_state import UserState
 from serving.stages.features.user_store import UserStore
 from serving.stages.live.content import compute_tokens
 from serving.stages.live.models import Observe
-from serving.stages.live.users import LiveUsers
+from serving.stages.live.users.live_users import LiveUsers
 from tests.unit.live.answers import answer, event_inputs, last_event_ms, upserted
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.small_shops import shop

@@ -17,7 +17,7 @@ from serving.live.reader import Reader
 from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import scale_aggregates
-from serving.stages.live.user_categories import FOLDER, UserCategoryTrends
+from serving.stages.live.users.user_categories import FOLDER, UserCategoryTrends
 from tests.present import present
 from tests.unit.live.toy_log import N_EVENTS, N_ITEMS, N_KNOWN, USERS, change_item, write
 from training.dataset import Dataset

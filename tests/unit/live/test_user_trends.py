@@ -20,7 +20,7 @@ from serving.live.writer import Writer
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import UserStore
 from serving.stages.live.content import Content
-from serving.stages.live.user_trends import UserTrends
+from serving.stages.live.users.user_trends import UserTrends
 from serving.stages.preprocess import PreprocessInputs
 from tests.unit.live.toy_log import DAY_S, N_EVENTS, N_ITEMS, N_KNOWN, USERS, write
 from training.dataset import Dataset

@@ -14,7 +14,7 @@ from export.nvidia.source import Source
 from export.nvidia.write import Writer
 from export.settings import Settings
 from hps_config.parsers import load_json
-from repository.models import read_config, write_config
+from repository.triton.models import read_config, write_config
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.tensors import ENSEMBLE, STAGES
 from tests.repositories import copy_to_change, small_merlin_repository, small_repository

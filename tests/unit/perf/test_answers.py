@@ -6,7 +6,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from perf.answers import compare_at_once, compare_messages, read_tensors
-from repository.recorded import Recorded
+from repository.checks.recorded import Recorded
 from serving.contract.tensors import ModelSpec, TensorSpec
 from tests.unit.perf.grpc_server import serving
 

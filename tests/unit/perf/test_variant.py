@@ -16,10 +16,10 @@ from perf.tune.__main__ import main, summarise
 from perf.tune.search import FINAL_TURNS, SERVER_THREADS, Outcome, Trial
 from perf.tune.variant import make_variant
 from repository.challenger import read_challengers, write_challenger
-from repository.config import LAYOUTS
 from repository.generations import write_pins
-from repository.models import read_config
 from repository.publish import Staging
+from repository.triton.config import LAYOUTS
+from repository.triton.models import read_config
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, compute_sha256, find_stage_folder, read_stage, verify_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import CHALLENGER, ENSEMBLE, STAGES, make_stage_specs

@@ -1,7 +1,7 @@
 """A repository of empty stages, published as an export does."""
 
-from repository.config import Serving
 from repository.publish import Staging, hold_nothing
+from repository.triton.config import Serving
 from serving.contract.artifacts import (
     StageInfo,
 )

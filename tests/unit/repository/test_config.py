@@ -7,8 +7,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository import config as c
-from repository.models import read_config, write_config
+from repository.triton import config as c
+from repository.triton.models import read_config, write_config
 from serving.contract.errors import ExportError
 from serving.contract.tensors import (
     STAGES,

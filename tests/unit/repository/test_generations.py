@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from repository.config import Serving, make_ensemble_config, make_stage_config
+from repository.triton.config import Serving, make_ensemble_config, make_stage_config
 from serving.contract.errors import ArtifactError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, Axes, make_ensemble_spec, make_stage_specs

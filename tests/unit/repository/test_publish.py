@@ -17,11 +17,11 @@ import pytest
 
 from export.relayout import relayout
 from repository.challenger import read_challengers, write_challenger
-from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH
 from repository.generations import pin
 from repository.lock import hold_publication_lock
-from repository.models import read_config, read_repository
 from repository.publish import Staging, find_served_generation, list_versions
+from repository.triton.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH
+from repository.triton.models import read_config, read_repository
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     StageInfo,

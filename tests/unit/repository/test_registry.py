@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from repository.__main__ import app
-from repository.check import check_record
+from repository.checks.check import check_record
 from repository.experiments import end_experiment, start_experiment
 from repository.registry import (
     RECORD_FILE,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repository.model_files import write_warmup
+from repository.triton.model_files import write_warmup
 from serving.contract.tensors import (
     ModelSpec,
     TensorSpec,

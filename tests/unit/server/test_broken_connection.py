@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 from server.generations.activation import load_models
 from server.start.ports import find_free_ports
 from server.status.health import is_ready, open_local_client
-from tests.server import toys
+from tests.server.support import toys
 from tests.triton_double import TritonDouble
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from repository.challenger import read_challengers, write_challenger
 from repository.experiments import end_experiment, find_experiment_folder, find_running, start_experiment
-from repository.models import read_repository
 from repository.registry import read_acts
+from repository.triton.models import read_repository
 from server.generations.challenger import unload_challenger
 from server.generations.challenger_files import ChallengerFiles, drop_damaged_challenger
 from server.generations.integrity import ArtifactCheck

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from repository.challenger import read_challengers, write_challenger
 from repository.experiments import end_experiment, find_experiment_folder, refuse_other_shop, start_experiment
 from repository.generations import pin
-from repository.models import read_config
+from repository.triton.models import read_config
 from server.__main__ import app
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError

@@ -9,7 +9,7 @@ import pytest
 
 from repository.generations import list_published_generations, pin, write_pins
 from repository.lock import LOCK_FILE, hold_publication_lock
-from repository.models import check_backends, read_config, read_repository
+from repository.triton.models import check_backends, read_config, read_repository
 from server import launcher
 from server.control import find_held_generations
 from server.generations import activation
@@ -22,7 +22,7 @@ from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from tests.clocks import PatientClock
 from tests.repositories import copy_lean_repository
-from tests.server import toys
+from tests.server.support import toys
 from tests.tags import draw_tag, run_tagged
 from tests.triton_double import TritonDouble
 

@@ -1,4 +1,4 @@
-"""Give training requests the pairs that a live store would have counted by then (serving/stages/live/pairs.py).
+"""Give training requests the pairs that a live store would have counted by then (serving/stages/live/counts/pairs.py).
 
 For serving, what is new came after the export; for training, it is in the later part of the log, before the request.
 """
@@ -10,8 +10,8 @@ import pandas as pd
 
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
-from serving.stages.live.pair_counts import PairCounts, is_among
-from serving.stages.live.visits import USER_EVENTS, VISIT_S
+from serving.stages.live.counts.pair_counts import PairCounts, is_among
+from serving.stages.live.counts.visits import USER_EVENTS, VISIT_S
 from serving.stages.search.search import Blocked
 
 

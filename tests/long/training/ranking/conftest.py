@@ -9,8 +9,8 @@ import pytest
 from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, new_lineage
+from serving.stages.live.catalogue.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.content import Content
-from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import RulesConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ArtifactError
-from serving.stages.live.sales import LEARNED_SALES
+from serving.stages.live.counts.sales import LEARNED_SALES
 from serving.stages.rank import EmbeddingRows, Rank
 from serving.stages.rerank import Rerank
 from serving.stages.rules.config import ITEMS_FILE

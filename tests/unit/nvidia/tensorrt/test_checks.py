@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.tensorrt.checks import check_tensorrt_model
-from repository.models import write_config
+from repository.triton.models import write_config
 from serving.contract.errors import ArtifactError
 
 

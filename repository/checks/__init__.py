@@ -1,0 +1,1 @@
+"""Find what will fail in a repository without starting anything."""

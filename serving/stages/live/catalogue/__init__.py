@@ -1,0 +1,1 @@
+"""Keep the stages' arrays of items up to date with what `upsert` changed and added."""
