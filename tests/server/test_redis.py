@@ -151,7 +151,7 @@ def test_updates_reach_the_cluster_and_the_answers(fused_repository, info, tmp_p
         before = infer(own, user_id=USERS)
         publisher.publish("item_0", np.arange(items.rows), rows)
         publisher.flush()
-        until(lambda: table_metrics(server).get(("updates_applied", "item_0")) == items.rows)
+        until(lambda: table_metrics(server).get(("updates_applied_total", "item_0")) == items.rows)
         pipeline = Pipeline.load(copy)
         until(lambda: (infer(own, user_id=USERS)["degraded"] == 0).all())
         after, expected = infer(own, user_id=USERS), pipeline.recommend(USERS)

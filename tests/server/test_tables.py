@@ -110,7 +110,7 @@ class Live:
         self.publisher.flush()
 
     def applied(self, name: str) -> float:
-        return table_metrics(self.server).get(("updates_applied", name), 0)
+        return table_metrics(self.server).get(("updates_applied_total", name), 0)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_published_row_changes_what_is_served(live):
     assert (after["degraded"] == 0).all()
     metrics = table_metrics(live.server)
     assert metrics["update_lag_seconds", "item_0"] > 0
-    assert metrics["broker_down", "item_0"] == metrics["updates_rejected", "item_0"] == 0
+    assert metrics["broker_down", "item_0"] == metrics["updates_rejected_total", "item_0"] == 0
     pipeline = Pipeline.load(live.repo)  # another process of the machine sees the same rows
     np.testing.assert_allclose(pipeline.recommend(USERS)["scores"], after["scores"], atol=1e-5)
     pipeline.close()

@@ -122,8 +122,8 @@ class TestSteps:
             ("retrieve_search", RetrieveSearch, "item_ids", "items, but found"),
             ("rank_features", RankFeatures, "item_ids", "rows, found"),
             ("rank_features", RankFeatures, "item_numbers", "rows, found"),
-            ("retrieve_features", RetrieveFeatures, "tables/history", r"rows in history\.npy; expected 287"),
-            ("rerank_list", RerankList, "item_vectors", r"expected float32 \[287, any\]"),
+            ("retrieve_features", RetrieveFeatures, "tables/history", r"rows in history\.npy; expected 4127"),
+            ("rerank_list", RerankList, "item_vectors", r"expected float32 \[4127, any\]"),
             ("rerank_rules", RerankRules, "rules_items", "items, the rules"),
         ],
     )
