@@ -208,7 +208,7 @@ def test_the_metrics_say_that_sharing_is_silent_and_an_alert_asks_for_them(users
 
 
 def test_without_the_users_of_redis_answers_say_so_and_no_event_is_lost(users_in_redis):
-    """Of a cluster that is paused, and of one that is killed and comes back empty."""
+    """The cluster is paused first; then it is killed, and comes back empty."""
     server, nodes = users_in_redis
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 

@@ -1,4 +1,4 @@
-"""What callers are told when an export has no row left for a further new item."""
+"""Callers are told when an export has no row left for a further new item."""
 
 from __future__ import annotations
 

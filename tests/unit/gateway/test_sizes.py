@@ -1,4 +1,4 @@
-"""How many items a request may ask for and name, with a server that answers and without."""
+"""A request may ask for and name as many items as the export allows, with a server that answers and without."""
 
 from __future__ import annotations
 
