@@ -125,7 +125,7 @@ class SharedClient:
 
         generation: of the challenger to ask; None asks the champion. Raises InvalidRequest.
         """
-        check_k(k, signature)
+        check_k(k, signature.items_returned)
         if request_id and not is_text(request_id):
             raise InvalidRequest(f"request_id is {request_id!r}; expected a text that UTF-8 can encode.")
         is_number = isinstance(generation, int | np.integer) and not isinstance(generation, bool)

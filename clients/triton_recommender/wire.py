@@ -125,16 +125,21 @@ def _decode_propensities(propensities: np.ndarray, all_excluded: bool, places: l
     return tuple(values[place] if place < n_known and values[place] else None for place in places)
 
 
-def check_k(k: int | None, signature: Signature) -> None:
-    """Raise InvalidRequest unless the server can return k items; None stands for all it returns."""
+def check_k(k: int | None, most: int) -> None:
+    """Raise InvalidRequest unless the server, which returns `most` items, can return k; None stands for all it returns."""
     if k is None:
         return
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InvalidRequest(f"k is {k!r}; expected a whole number from 1 to {signature.items_returned}.")
-    if k > signature.items_returned:
-        raise InvalidRequest(
-            f"k is {k}; this server returns {signature.items_returned} items at most. Ask for fewer, or export with a larger K."
-        )
+        raise InvalidRequest(f"k is {k!r}; expected a whole number from 1 to {most}.")
+    if k > most:
+        raise InvalidRequest(f"k is {k}; this server returns {most} items at most. Ask for fewer, or export with a larger K.")
+
+
+def check_among(count: int, most: int) -> None:
+    """Raise InvalidRequest unless a request can name `count` items in `among`, which takes `most`."""
+    if not 0 < count <= most:
+        remedy = "Send fewer" if count else "Leave `among` out for the whole catalogue"
+        raise InvalidRequest(f"among has {count} items; expected 1 to {most}. {remedy}.")
 
 
 def validate_items(items: object, name: str) -> list:
@@ -232,9 +237,7 @@ def _encode_among(queries: Sequence[Query], signature: Signature) -> dict[str, n
     for row, query in zip(among, queries, strict=True):
         if query.among is not None:
             ids = [validate_id(item, "among", 0) for item in query.among]
-            if not 0 < len(ids) <= len(row):
-                remedy = "Send fewer" if ids else "Leave `among` out for the whole catalogue"
-                raise InvalidRequest(f"among has {len(ids)} items; expected 1 to {len(row)}. {remedy}.")
+            check_among(len(ids), len(row))
             row[: len(ids)] = ids
     return {"among": among}
 

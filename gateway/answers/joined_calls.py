@@ -92,7 +92,7 @@ class JoinedCalls:
         most_questions = self._find_most_questions(generation)
         if len(self._under_way) < self._most_calls or most_questions == 1:
             return (await self._call([query], self._begin_call(), k, request_id, timeout_s, generation))[0]
-        check_k(k, Signature.of(self._choose_client(generation).models[RECOMMEND]))
+        check_k(k, Signature.of(self._choose_client(generation).models[RECOMMEND]).items_returned)
         group = Group(generation, round(math.log2(max(timeout_s, 1e-3))))
         question = Waiting(query, k, request_id, RANKS[priority], time.monotonic() + timeout_s, group)
         self._waiting.append(question)

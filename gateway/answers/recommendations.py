@@ -32,12 +32,11 @@ from triton_recommender import (
     RecommenderError,
     Sources,
 )
+from triton_recommender.wire import check_among, check_k
 
 log = logging.getLogger("gateway")
 
 GRACE_S = 0.05  # after the deadline, so that the client raises its own, more telling timeout first
-TOO_MANY = "k is {k}; this server returns {most} items at most. Ask for fewer, or export with a larger K."
-TOO_MANY_NAMED = "among has {count} items; expected 1 to {most}. Send fewer."
 UNKNOWN_CATEGORY = "category is {category!r}, which no item has, so the list is empty. Correct the name."
 UNKNOWN_ITEMS = "{name} names items that are not in the catalogue and have no effect: {items}. Correct the ids."
 DEGRADED_NAMES = {
@@ -164,10 +163,9 @@ class Answering:
         Only before popular items, because the server may answer with a generation of other sizes than the gateway knows.
         """
         axes = self._shop.published.info.axes
-        if question.k is not None and question.k > axes.items_returned:
-            raise InvalidRequest(TOO_MANY.format(k=question.k, most=axes.items_returned))
-        if query.among is not None and len(query.among) > axes.candidates:
-            raise InvalidRequest(TOO_MANY_NAMED.format(count=len(query.among), most=axes.candidates))
+        check_k(question.k, axes.items_returned)
+        if query.among is not None:
+            check_among(len(query.among), axes.candidates)
 
     async def _add_reasons(
         self, items: list[dict[str, Any]], query: Query, request_id: str, shown: Shown, challenger: int | None, left_s: float

@@ -141,14 +141,14 @@ def test_a_server_without_context_says_so():
 @pytest.mark.parametrize("k", [0, -1, True, 1.5])
 def test_k_counts_items(k):
     with pytest.raises(InvalidRequest, match="expected a whole number from 1 to 4"):
-        check_k(k, SIGNATURE)
+        check_k(k, SIGNATURE.items_returned)
 
 
 def test_k_has_a_maximum_which_the_message_gives():
-    check_k(K, SIGNATURE)
-    check_k(None, SIGNATURE)
+    check_k(K, SIGNATURE.items_returned)
+    check_k(None, SIGNATURE.items_returned)
     with pytest.raises(InvalidRequest, match="k is 5; this server returns 4 items at most"):
-        check_k(5, SIGNATURE)
+        check_k(5, SIGNATURE.items_returned)
 
 
 def test_another_model_is_recognised():
