@@ -26,7 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
@@ -95,6 +95,10 @@ def check_brokers(brokers: str) -> str:
     return brokers
 
 
+Nodes = Annotated[str, AfterValidator(check_nodes)]
+Brokers = Annotated[str, AfterValidator(check_brokers)]
+
+
 class TableSettings(_Section):
     """Budgets of the ranker's embedding tables by level (serving/tables), and their update source."""
 
@@ -104,19 +108,9 @@ class TableSettings(_Section):
     row_format: RowFormat = "fp32"  # of the rows in l2
     row_formats: dict[str, RowFormat] = {}  # by table name, where it differs from row_format
     hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1 every miss is waited for; below, defaults may answer
-    redis: str = ""  # "host:port,…": nodes of a Redis cluster that takes the place of l2
-    brokers: str = ""  # "host:port,…": Kafka brokers; rows are then updated while they are served
+    redis: Nodes = ""  # "host:port,…": nodes of a Redis cluster that takes the place of l2
+    brokers: Brokers = ""  # "host:port,…": Kafka brokers; rows are then updated while they are served
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
-
-    @field_validator("redis")
-    @classmethod
-    def _names_nodes(cls, redis: str) -> str:
-        return check_nodes(redis)
-
-    @field_validator("brokers")
-    @classmethod
-    def _names_brokers(cls, brokers: str) -> str:
-        return check_brokers(brokers)
 
 
 TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
@@ -178,24 +172,14 @@ class LiveChoices(_Section):
     most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
     session_hours: Annotated[float, Field(ge=0)] = 48.0  # an anonymous session idle for so long is forgotten; 0: as users are
     store_bytes: Bytes = 64 << 30  # of address space, at least 16 MiB; the file grows as it is used
-    brokers: str = ""  # "host:port,…": Kafka brokers, from which events come too
+    brokers: Brokers = ""  # "host:port,…": Kafka brokers, from which events come too
     topic: str = "events"  # their topic
-    redis: str = ""  # "host:port,…": nodes of a Redis cluster in which many machines share the users' state, in Feast's layout
+    redis: Nodes = ""  # "host:port,…": nodes of a Redis cluster in which many machines share users' state, in Feast's layout
     feast_project: str = "recommender"  # name of the project in Feast's keys
     continue_log: bool = True  # an export learns from the events of the live store too
     new_items: Annotated[int, Field(ge=0)] = 4_096  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores
     new_item_place: Annotated[int, Field(ge=0)] = 9  # where they show it; 0 is the top
-
-    @field_validator("redis")
-    @classmethod
-    def _names_nodes(cls, redis: str) -> str:
-        return check_nodes(redis)
-
-    @field_validator("brokers")
-    @classmethod
-    def _names_brokers(cls, brokers: str) -> str:
-        return check_brokers(brokers)
 
     @field_validator("store_bytes")
     @classmethod
