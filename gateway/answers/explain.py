@@ -279,9 +279,9 @@ def find_sources(
     neighbours, n_published = retrieve.search.neighbours, len(retrieve.search.neighbours.positions) - 1
     history = retrieve.items.find_positions(trace["history_ids"])
     weights = compute_recency_weights(history, retrieve.items.n_items)[0]
-    found = retrieve.outputs.find_sources(
-        retrieve.compute_user_vectors(trace, history), history, np.array([positions], np.int64)
-    )[0]
+    asked = np.array([positions], np.int64)
+    taken_together, _ = retrieve.outputs.sum_strengths(history, asked)
+    found = retrieve.outputs.find_sources(retrieve.compute_user_vectors(trace, history), history, asked, taken_together)[0]
 
     def find_contributors(position: int) -> list[tuple[int, float]]:
         shares: dict[int, float] = {}

@@ -281,7 +281,8 @@ def make_stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dic
         for name, dtype in (("candidate_ids", "INT64"), ("retrieval_scores", "FP32"), ("rank_scores", "FP32"))
     )
     sources = TensorSpec("candidate_sources", "UINT8", (axes.candidates,))
-    candidates = make_record("candidates", ids, scores, sources, LINEAGE)
+    pairs = (TensorSpec(name, "FP32", (axes.candidates,)) for name in ("taken_together", "taken_with_latest"))
+    candidates = make_record("candidates", ids, scores, sources, *pairs, LINEAGE)
     ranked = make_record("ranked", USER_ID, ids, scores, sources, rank_scores, LINEAGE)
     answer = (
         TensorSpec("item_ids", "INT64", (axes.items_returned,)),

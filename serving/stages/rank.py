@@ -41,7 +41,6 @@ from serving.stages.live.catalogue.item_features import ItemFeatures
 from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.catalogue.ranked_items import RankedItems
 from serving.stages.live.content import Content
-from serving.stages.live.counts.pairs import StoredPairs
 from serving.stages.live.counts.sales import LiveSales, load_learned_sales
 from serving.stages.live.counts.trends import ItemTrends
 from serving.stages.live.users.user_categories import UserCategoryTrends
@@ -54,7 +53,8 @@ Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
 OF_REQUESTS = (  # inputs that depend on the request
-    *("user_id", "user_continuous", "history_ids", "history_age_days", "history_interests", "retrieval_scores"),
+    *("user_id", "user_continuous", "history_ids", "history_age_days", "history_interests"),
+    *("retrieval_scores", "taken_together", "taken_with_latest"),
 )
 # (request, candidate) pairs per run: larger runs do not fit the processor's caches (64,000: 1.6 times the time per pair).
 PAIRS_AT_ONCE = 4_096
@@ -91,8 +91,7 @@ class RankInputs:
 
     item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
     user_categories: declared aggregations of users within categories; a request writes them over the last item numbers
-    sales, stored, novelty: sales and items taken together since the export, and 1 / (1 + sales before it), float32
-    [n_items + 1]; None without a live store
+    sales, novelty: sales since the export, and 1 / (1 + sales before it), float32 [n_items + 1]; None without a live store
     """
 
     settings: RankSettings
@@ -102,7 +101,6 @@ class RankInputs:
     statistics: ItemStatistics
     user_categories: UserCategoryTrends | None = None
     sales: LiveSales | None = None
-    stored: StoredPairs | None = None
     novelty: np.ndarray | None = None
 
     @classmethod
@@ -128,7 +126,7 @@ class RankInputs:
         """Return the candidates' numbers, then the cross features, float32 [B, C, Gp], and the lifts, float32 [B, C].
 
         Lifts are what live pairs add to the scores, 0 without a live store:
-            log(1 + LIFT * strength / (1 + sales before the export)) + LATEST_LIFT * log(1 + pairs with the latest item)
+            log(1 + LIFT * taken_together / (1 + sales before the export)) + LATEST_LIFT * log(1 + taken_with_latest)
 
         candidates: int [B, C] item positions
         """
@@ -140,11 +138,10 @@ class RankInputs:
         lifts, n_own = np.zeros(candidates.shape, np.float32), self.item_numbers.shape[1]
         if self.user_categories:
             self.user_categories.write(inputs["user_id"][:, 0], candidates, numbers)
-        if self.stored and self.stored.pairs.n_slots:
-            strengths, with_latest = self.stored.pairs.sum_strengths(history, candidates)
-            numbers[..., n_own + TOGETHER] = scale_strengths(strengths)
+        if np.count_nonzero(inputs["taken_together"]):
+            numbers[..., n_own + TOGETHER] = scale_strengths(inputs["taken_together"])
             if self.novelty is not None:
-                write_lifts(candidates, strengths, with_latest, self.novelty, lifts)
+                write_lifts(candidates, inputs["taken_together"], inputs["taken_with_latest"], self.novelty, lifts)
         if self.sales and self.sales.has_live_events:
             numbers[..., n_own + LIVE] = candidates < self.items.n_items
         return numbers, lifts
@@ -268,16 +265,17 @@ class Rank:
         user_categories = inputs.user_categories.compile_loops() if inputs.user_categories else None
         arrays = RankedItems(self.content, *item_arrays, inputs.statistics, features, trends, user_categories)
         sales = LiveSales(inputs.items, as_of_s, self.learned)
-        stored = StoredPairs.for_generation(inputs.items, as_of_s, self.learned)
         # Before `refresh`, which adds live sales to the popularity.
         novelty = np.exp(-inputs.statistics.popularity[:, 0] / np.float32(SCALE))
         some = np.zeros((2, 2), np.float32)
         write_lifts(np.zeros((2, 2), np.int64), some, some, novelty, some.copy())  # compiled here: no request waits for it
-        live_items = LiveItems(reader, inputs.items, self.content, arrays, sales, stored, trends, user_categories)
+        live_items = LiveItems(
+            reader, inputs.items, self.content, arrays, sales, trends=trends, user_categories=user_categories
+        )
         live_items.catch_up()  # here, so that no request waits for it
         if trends:
             trends.sweep(inputs.items.n_items)
-        return replace(self, inputs=replace(inputs, sales=sales, stored=stored, novelty=novelty), live_items=live_items)
+        return replace(self, inputs=replace(inputs, sales=sales, novelty=novelty), live_items=live_items)
 
     @property
     def tables(self) -> LeveledTables:
@@ -364,16 +362,16 @@ def choose_chunk_size(count: int, most: int) -> int:
 
 
 @compiled
-def write_lifts(candidates, strengths, with_latest, novelty, lifts):
+def write_lifts(candidates, taken_together, taken_with_latest, novelty, lifts):
     """Write the lifts that `RankInputs.compute_pair_inputs` returns, float32 [B, C], to an array of 0.
 
-    strengths, with_latest: float32 [B, C], from `PairCounts.sum_strengths`; novelty: float32 [n_items + 1]
+    taken_together, taken_with_latest: float32 [B, C]; novelty: float32 [n_items + 1]
     """
     for row in range(len(candidates)):
         for place in range(candidates.shape[1]):
-            if strengths[row, place] != 0.0:
-                new = np.log1p(np.float32(LIFT) * strengths[row, place] * novelty[candidates[row, place]])
-                lifts[row, place] = new + np.float32(LATEST_LIFT) * np.log1p(with_latest[row, place])
+            if taken_together[row, place] > 0.0:
+                new = np.log1p(np.float32(LIFT) * taken_together[row, place] * novelty[candidates[row, place]])
+                lifts[row, place] = new + np.float32(LATEST_LIFT) * np.log1p(taken_with_latest[row, place])
 
 
 @compiled

@@ -153,7 +153,8 @@ class RetrieveOutputs:
         blocked = self.collect_blocked(inputs, history, since, is_named)
         is_narrowed = np.array([len(category) > 0 for category in categories]) | is_named
         positions, scores = self.list_candidates(categories, among, is_narrowed, vectors, history, blocked)
-        sources = self.find_sources(vectors, history, positions)
+        taken_together, taken_with_latest = self.sum_strengths(history, positions)
+        sources = self.find_sources(vectors, history, positions, taken_together)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # A list is short only when all other items are seen, excluded or unavailable. A category or `among` may have few items.
@@ -164,6 +165,8 @@ class RetrieveOutputs:
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,
             "candidate_sources": sources,
+            "taken_together": taken_together,
+            "taken_with_latest": taken_with_latest,
             "lineage": mark_degraded(lineage, is_missing, Degraded.LIVE),
         }
 
@@ -218,17 +221,25 @@ class RetrieveOutputs:
             arrays.put_newcomers(vectors, blocked, positions, scores, members)
         return positions, scores
 
-    def find_sources(self, vectors: np.ndarray, history: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def sum_strengths(self, history: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `PairCounts.sum_strengths` says of items, int64 [B, C]; zeros without a live store."""
+        if self.live_items and self.live_items.pairs:
+            return self.live_items.pairs.pairs.sum_strengths(history, positions)
+        return np.zeros(positions.shape, np.float32), np.zeros(positions.shape, np.float32)
+
+    def find_sources(
+        self, vectors: np.ndarray, history: np.ndarray, positions: np.ndarray, taken_together: np.ndarray
+    ) -> np.ndarray:
         """Return which sources propose each item, bits of Sources, uint8 [B, C].
 
         vectors: float32 [B, D] of users; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
+        taken_together: float32 [B, C], the first array of `sum_strengths`
         """
         sources = self.search.find_sources(vectors, history, positions, self.columns, self.mean_item)
         if self.live_items:
-            arrays, stored = self.live_items.arrays, self.live_items.pairs
+            arrays = self.live_items.arrays
             arrays.mark_lifted(history, positions, np.uint8(Sources.LIVE_SALES), sources)
-            if stored:
-                stored.pairs.mark_companions(history, positions, np.uint8(Sources.LIVE_PAIRS), sources)
+            sources |= np.where(taken_together > 0, np.uint8(Sources.LIVE_PAIRS), np.uint8(0))
             if len(newcomers := arrays.list_newcomers()):
                 sources |= np.where(np.isin(positions, newcomers), np.uint8(Sources.NEW_ITEMS), np.uint8(0))
         return sources

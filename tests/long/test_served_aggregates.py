@@ -82,6 +82,8 @@ def read_pair_numbers(rank: Rank, candidates: np.ndarray) -> np.ndarray:
         "history_age_days": np.zeros((len(USERS), 2), np.float32),
         "history_interests": np.zeros((len(USERS), 1), np.int64),
         "retrieval_scores": np.ones(candidates.shape, np.float32),
+        "taken_together": np.zeros(candidates.shape, np.float32),
+        "taken_with_latest": np.zeros(candidates.shape, np.float32),
     }
     return rank.inputs.compute_pair_inputs(inputs, candidates)[0][..., -N_FEATURES - N_PER_PAIR : -N_FEATURES]
 

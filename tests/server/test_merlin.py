@@ -182,7 +182,7 @@ def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     ids = np.full((1, info.axes.candidates), -1, np.int64)
     foreign = {"lineage": new_lineage(1, info.generation + 5)}
     given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
-    given["candidate_sources"] = np.zeros(ids.shape, np.uint8)
+    given |= {"candidate_sources": np.zeros(ids.shape, np.uint8), "taken_together": scores, "taken_with_latest": scores}
     specs = make_stage_specs(info.axes, info.context)
     user = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in specs["preprocess"].output_fields}
     for stage in ("retrieve", "rank", "rerank"):

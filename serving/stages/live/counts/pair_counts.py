@@ -94,7 +94,6 @@ class PairCounts:
         self.add(np.empty((0, 2), np.int64))
         arrays, scores = (self.slot_of, tuple(self.rows), self.sums), np.zeros((1, 1), np.float32)
         write_strengths(history, history, *arrays, scores, scores.copy())
-        mark_companions(history, history, *arrays, np.uint8(0), np.zeros((1, 1), np.uint8))
         put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
         return self
 
@@ -107,11 +106,6 @@ class PairCounts:
         if self.n_slots:
             write_strengths(history, candidates, self.slot_of, tuple(self.rows), self.sums, strengths, with_latest)
         return strengths, with_latest
-
-    def mark_companions(self, history: np.ndarray, positions: np.ndarray, bit: np.uint8, sources: np.ndarray) -> None:
-        """Set a bit in the sources, uint8 [B, C], of the items, int64 [B, C], that have any strength."""
-        if self.n_slots:
-            mark_companions(history, positions, self.slot_of, tuple(self.rows), self.sums, bit, sources)
 
     def put_candidates(
         self,
@@ -236,18 +230,6 @@ def read_sums(sums, candidates, values):
     """Write the sums of candidates, [C] positions, to values, float32 [C]."""
     for place in range(len(candidates)):
         values[place] = sums[candidates[place]]
-
-
-@compiled
-def mark_companions(history, candidates, slot_of, rows, sums, bit, sources):
-    """Do what `PairCounts.mark_companions` says."""
-    for row in range(len(candidates)):
-        slots = find_own_slots(history[row], slot_of)
-        add_strengths(slots, 0, rows, sums)
-        for place in range(candidates.shape[1]):
-            if sums[candidates[row, place]] > 0.0:
-                sources[row, place] |= bit
-        clear_strengths(slots, rows, sums)
 
 
 @compiled

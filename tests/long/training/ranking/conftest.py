@@ -134,6 +134,8 @@ def tensors(trained, rows):
         "candidate_ids": ids[requests.candidates],
         "retrieval_scores": requests.retrieval_scores,
         "candidate_sources": np.zeros(requests.candidates.shape, np.uint8),
+        "taken_together": np.zeros(requests.candidates.shape, np.float32),
+        "taken_with_latest": np.zeros(requests.candidates.shape, np.float32),
         "lineage": new_lineage(len(rows), GENERATION),
     }
 

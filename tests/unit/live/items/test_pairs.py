@@ -294,13 +294,15 @@ def test_a_companion_rises_for_users_who_have_its_item(repository, observe, read
     pipeline = Pipeline.load(repository, live=reader)
     trace = pipeline.trace({"user_id": np.array([[200], [201]])})
     rank = pipeline.stages["rank"]
-    owned, asked = (rank.inputs.items.find_positions(np.array([[item]])) for item in (first, second))
-    assert rank.inputs.stored.pairs.sum_strengths(owned, asked)[0] == 5
+    is_asked = trace["candidate_ids"] == second
+    asked = rank.inputs.items.find_positions(np.array([[second]]))
+    assert trace["taken_together"][is_asked].tolist() == [5, 2.5]
+    assert trace["taken_with_latest"][is_asked].tolist() == [5, 0]
     without = replace(rank, inputs=replace(rank.inputs, novelty=None))
     fields = {tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].input_fields}
     lifts = rank(fields)["rank_scores"] - without(fields)["rank_scores"]
     sold = np.expm1(np.load(find_stage_folder(repository, "rank", 1) / "popularity.npy")[:, 0] / SCALE)
     assert sold[asked] > 0
     expected = np.log1p(3 * np.array([5, 5 / 2]) / (1 + sold[asked].item())) + np.array([np.log(1 + 5) / 2, 0])
-    np.testing.assert_allclose(lifts[trace["candidate_ids"] == second], expected, rtol=1e-4)
+    np.testing.assert_allclose(lifts[is_asked], expected, rtol=1e-4)
     assert np.count_nonzero(np.abs(lifts) > 1e-5) == 2

@@ -253,6 +253,8 @@ def make_inputs(history_ids: np.ndarray, ages_days: list[float], scores: list[fl
         "history_age_days": np.array([ages_days], np.float32),
         "history_interests": np.zeros((1, 1), np.int64),
         "retrieval_scores": np.array([scores], np.float32),
+        "taken_together": np.zeros((1, len(scores)), np.float32),
+        "taken_with_latest": np.zeros((1, len(scores)), np.float32),
     }
 
 
