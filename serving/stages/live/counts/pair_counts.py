@@ -17,16 +17,16 @@ import numpy as np
 from serving.loops.compiled import compiled
 from serving.stages.search.search import Blocked
 
-KEPT_COMPANIONS = 512  # most for each item, a power of two; `count_pairs` says which
+KEPT_COMPANIONS = 512  # most for each item; `count_pairs` says which
 OWN_ITEMS = 3  # latest distinct items of a history whose companions count
 MOST_CANDIDATES = 32  # companions that become candidates
 STRONGEST = 64  # of each item, from which these are chosen
-FIRST_SLOTS, FIRST_PLACES, FIRST_POOL = 64, 8, 4_096
+FIRST_SLOTS, FIRST_POOL = 64, 4_096
 MOST_PLACES = 1 << 24  # 128 MiB: about 17,000 items with all of their companions, or millions with a few
 
 
 class Companions(NamedTuple):
-    """Rows of companions, one for each of S slots, in a pool of P places. A row that is full moves to one of twice its size.
+    """Rows of companions, one for each of S slots, in a pool of P places. A row that is full moves to the end of the pool.
 
     starts: int64 [S], the first place of a row; lengths: int64 [S], its companions; sizes: int64 [S], its places
     positions: int32 [P], of companions, the strongest of a row first; counts: float32 [P]
@@ -44,19 +44,29 @@ class Companions(NamedTuple):
         starts, lengths, sizes = np.zeros((3, slots), np.int64)
         return cls(starts, lengths, sizes, np.zeros(places, np.int32), np.zeros(places, np.float32))
 
-    def resize(self, slots: int, places: int) -> Companions:
-        """Return the same rows with room for more of them, or for longer ones."""
-        larger = self.allocate(slots, places)
-        for old, new in zip(self, larger, strict=True):
-            new[: len(old)] = old
-        return larger
+    def add_slots(self, count: int) -> Companions:
+        """Return the same rows, and empty ones after them."""
+        starts, lengths, sizes = (np.append(of_rows, np.zeros(count, np.int64)) for of_rows in self[:3])
+        return Companions(starts, lengths, sizes, self.positions, self.counts)
+
+    def pack(self, most_places: int) -> tuple[Companions, int]:
+        """Return the same rows in a larger pool, without the places that moves left behind, and how many places are in use."""
+        lengths, is_used = self.lengths, self.lengths > 0
+        spare = np.where(is_used, lengths // 4 + 2, 0)
+        places = min(max(FIRST_POOL, 2 * int((lengths + spare).sum())), most_places)
+        most_spare = (places - int(lengths.sum())) // (2 * max(1, np.count_nonzero(is_used)))
+        sizes = np.minimum(lengths + np.minimum(spare, most_spare), KEPT_COMPANIONS)
+        positions, counts = np.zeros(places, np.int32), np.zeros(places, np.float32)
+        packed = Companions(np.cumsum(sizes) - sizes, lengths, sizes, positions, counts)
+        copy_rows(tuple(self), tuple(packed))
+        return packed, int(sizes.sum())
 
 
 @dataclass
 class PairCounts:
     """The companions of each item.
 
-    most_places: of the pool, a power of two from FIRST_POOL on; when all are in use, rows keep the size that they have
+    most_places: of the pool, at least FIRST_POOL; when all are in use, rows keep the size that they have
     slot_of: int32 [n_items + 1], the row of an item with companions, -1 for others; n_slots: rows in use; n_places: of the pool
     sums: float32 [n_items + 1], scratch of the loops, 0 between calls: one thread at a time may call this object
     """
@@ -80,18 +90,19 @@ class PairCounts:
         self.slot_of[new] = np.arange(self.n_slots, self.n_slots + len(new))
         self.n_slots += len(new)
         if self.n_slots > (n_rows := len(self.rows.starts)):
-            self.rows = self.rows.resize(max(self.n_slots, 2 * n_rows), len(self.rows.positions))
+            self.rows = self.rows.add_slots(max(self.n_slots, 2 * n_rows) - n_rows)
         done = 0
         while True:
             done, self.n_places = count_pairs(pairs, done, self.slot_of, tuple(self.rows), self.n_places, self.most_places)
             if done == 2 * len(pairs):
                 return
-            self.rows = self.rows.resize(len(self.rows.starts), 2 * len(self.rows.positions))
+            self.rows, self.n_places = self.rows.pack(self.most_places)
 
     def compile_loops(self) -> PairCounts:
         """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
         history, nothing = np.full((1, 1), self.n_items), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
         self.add(np.empty((0, 2), np.int64))
+        copy_rows(tuple(self.rows), tuple(self.rows))
         arrays, scores = (self.slot_of, tuple(self.rows), self.sums), np.zeros((1, 1), np.float32)
         write_strengths(history, history, *arrays, scores, scores.copy())
         put_companions(history, *nothing, np.zeros(self.n_items + 1, np.bool_), *arrays, 0, history.copy(), scores)
@@ -129,6 +140,16 @@ class PairCounts:
 
 
 @compiled
+def copy_rows(rows, packed):
+    """Copy each row to its start in another pool."""
+    starts, lengths, _, positions, counts = rows
+    for slot in range(len(starts)):
+        old, new, length = starts[slot], packed[0][slot], lengths[slot]
+        packed[3][new : new + length] = positions[old : old + length]
+        packed[4][new : new + length] = counts[old : old + length]
+
+
+@compiled
 def count_pairs(pairs, done, slot_of, rows, n_places, most_places):
     """Count pairs, int64 [P, 2], for both of their items. Every item has a slot.
 
@@ -141,7 +162,7 @@ def count_pairs(pairs, done, slot_of, rows, n_places, most_places):
         slot, other = slot_of[pairs[pair, side]], pairs[pair, 1 - side]
         start, length = starts[slot], lengths[slot]
         row_counts = counts[start : start + length]
-        is_full, size = length == sizes[slot], max(FIRST_PLACES, 2 * length)
+        is_full, size = length == sizes[slot], min(length + length // 2 + 4, KEPT_COMPANIONS)
         if is_among(other, positions[start : start + length]):
             place = start
             while positions[place] != other:
@@ -149,7 +170,7 @@ def count_pairs(pairs, done, slot_of, rows, n_places, most_places):
             first = start + find_first_equal(row_counts, counts[place])  # counts stay sorted if it moves there
             positions[place], positions[first] = positions[first], other
             counts[first] += 1.0
-        elif length == KEPT_COMPANIONS or (is_full and n_places + size > most_places):
+        elif length == KEPT_COMPANIONS or (is_full and n_places + size > most_places == len(positions)):
             # As Misra and Gries do: all counts fall by one, and companions without a count leave. A companion in more than
             # KEPT_COMPANIONS + 1 pairs stays, unless the pool is used up; no count is too high.
             lengths[slot] = find_first_equal(row_counts, np.float32(1.0))
@@ -157,7 +178,7 @@ def count_pairs(pairs, done, slot_of, rows, n_places, most_places):
         elif is_full and n_places + size > len(positions):
             return half, n_places
         else:
-            if is_full:  # the row moves to one of twice its size
+            if is_full:  # the row moves
                 positions[n_places : n_places + length] = positions[start : start + length]
                 counts[n_places : n_places + length] = row_counts
                 starts[slot], sizes[slot], start = n_places, size, n_places

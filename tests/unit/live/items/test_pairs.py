@@ -245,6 +245,23 @@ def test_counts_of_many_items_equal_the_twins():
     np.testing.assert_array_equal(pairs.sum_strengths(np.arange(500)[:, None], everything)[0], expected)
 
 
+def test_counts_do_not_depend_on_how_many_pairs_are_added_at_once_and_fill_their_memory():
+    """Rows move and are packed several times on the way, with few companions for some items and many for others."""
+    rng, n_items = np.random.default_rng(4), 2_000
+    drawn = np.minimum(rng.geometric(0.005, (60_000, 2)), n_items - 1)
+    drawn = drawn[drawn[:, 0] != drawn[:, 1]]
+    at_once, in_parts = PairCounts(n_items), PairCounts(n_items)
+    at_once.add(drawn)
+    for start in range(0, len(drawn), 777):
+        in_parts.add(drawn[start : start + 777])
+    history = np.arange(n_items)[:, None]
+    for first in range(0, n_items, 500):
+        everything = np.broadcast_to(np.arange(first, first + 500), (n_items, 500)).copy()
+        counted, in_turn = (pairs.sum_strengths(history, everything)[0] for pairs in (at_once, in_parts))
+        np.testing.assert_array_equal(counted, in_turn)
+    assert in_parts.n_places < 2.2 * in_parts.rows.lengths.sum()
+
+
 def test_new_items_and_companions_both_become_candidates():
     pairs, n_items, width = PairCounts(100), 100, 20
     pairs.add(np.array([[1, 50], [1, 51], [1, 90]]))
