@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serving.loops.compiled import compiled
+from serving.stages.live.counts.pages import allocate_zeros
 from serving.stages.search.search import Blocked
 
 KEPT_COMPANIONS = 512  # most for each item; `count_pairs` says which
@@ -42,7 +43,7 @@ class Companions(NamedTuple):
     def allocate(cls, slots: int, places: int) -> Companions:
         """Return empty rows."""
         starts, lengths, sizes = np.zeros((3, slots), np.int64)
-        return cls(starts, lengths, sizes, np.zeros(places, np.int32), np.zeros(places, np.float32))
+        return cls(starts, lengths, sizes, allocate_zeros(places, np.int32), allocate_zeros(places, np.float32))
 
     def add_slots(self, count: int) -> Companions:
         """Return the same rows, and empty ones after them."""
@@ -56,7 +57,7 @@ class Companions(NamedTuple):
         places = min(max(FIRST_POOL, 2 * int((lengths + spare).sum())), most_places)
         most_spare = (places - int(lengths.sum())) // (2 * max(1, np.count_nonzero(is_used)))
         sizes = np.minimum(lengths + np.minimum(spare, most_spare), KEPT_COMPANIONS)
-        positions, counts = np.zeros(places, np.int32), np.zeros(places, np.float32)
+        positions, counts = allocate_zeros(places, np.int32), allocate_zeros(places, np.float32)
         packed = Companions(np.cumsum(sizes) - sizes, lengths, sizes, positions, counts)
         copy_rows(tuple(self), tuple(packed))
         return packed, int(sizes.sum())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from serving.loops.compiled import compiled
+from serving.stages.live.counts.pages import allocate_zeros
 from serving.stages.live.counts.pair_counts import is_among
 
 VISIT_S = 8 * 3_600  # events of a user that are further apart are no pair
@@ -52,8 +53,9 @@ class Visits:
         return find_pairs(events, since_s, self.events, self.earlier, self.users, self.latest, self.counts)
 
     def _allocate(self, size: int) -> None:
-        self.events, self.earlier = np.zeros(size, EVENT), np.full(size, NO_EVENT)
-        self.users, self.latest = np.zeros(2 * size, np.int64), np.full(2 * size, NO_EVENT)
+        self.events, self.earlier = allocate_zeros(size, EVENT), allocate_zeros(size, np.int64)
+        self.users, self.latest = allocate_zeros(2 * size, np.int64), allocate_zeros(2 * size, np.int64)
+        self.latest[:] = NO_EVENT
 
     def _grow(self, least: int) -> None:
         events, earlier, count = self.events, self.earlier, int(self.counts[0])  # none was overwritten yet
