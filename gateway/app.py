@@ -288,7 +288,7 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_model=schema.Ready, responses=schema.NOT_READY)
     async def readyz() -> Response:
-        """Return whether a server answers a real request for recommendations, which is sent at most once in 0.8 s.
+        """Return whether a server answers a real request for recommendations, which is sent at most once in 0.5 s.
 
         The servers are in the order of the gateway's settings. Only its log has their addresses.
         """

@@ -1,4 +1,4 @@
-"""Find out whether the servers answer, by at most one real request in 0.8 s, however many callers ask."""
+"""Find out whether the servers answer, by at most one real request in 0.5 s, however many callers ask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triton_recommender import AsyncRecommender, Health
 log = logging.getLogger("gateway")
 
 SILENT = "it does not answer; the gateway's log has the reason"
-KEPT_S = 0.8  # a paused process is found after 1 s, so readiness fails within 2 s
+KEPT_S = 0.5  # a paused process is found after 1 s, and readiness must fail within 2 s
 
 
 class Readiness:
