@@ -9,9 +9,10 @@ from typing import Any
 import faiss
 import numpy as np
 
+from serving.stages.candidate_lists import RetrieveSettings
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import make_feeds
-from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER, RetrieveSettings
+from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER
 from serving.stages.search.search import INDEX_FILE
 from training.features.build import Examples, Features
 from training.models.candidates.retriever import Retriever

@@ -16,6 +16,7 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import ModelSpec, find_generation_faults
 from serving.live.reader import Reader
 from serving.stages.best_lists import BestLists
+from serving.stages.candidate_lists import RetrieveOutputs, RetrieveSettings
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content
 from serving.stages.parts.gpu_index import clone_to_gpu, find_missing_code
@@ -38,7 +39,7 @@ from serving.stages.parts.specs import (
 )
 from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings, mark_all_degraded
 from serving.stages.rerank import RerankInputs, RerankOutputs, RerankSettings
-from serving.stages.retrieve import RetrieveInputs, RetrieveOutputs, RetrieveSettings
+from serving.stages.retrieve import RetrieveInputs
 from serving.tables.measurements import measure_tables
 
 Arrays = dict[str, np.ndarray]
