@@ -49,6 +49,8 @@ def insert_newest(
     Of equal times, the later arrival is the newer one. ids_field: the field of the items, padded with PAD_ID
     times_and_more: field -> its values [N]; the first field is the one of the times
     """
+    if put_first(users, {ids_field: item_ids, **times_and_more}, rows):
+        return
     owners, owner_of = np.unique(rows, return_inverse=True)
     times, length = next(iter(times_and_more.values())).astype(np.int64), users[ids_field].shape[1]
     arrivals = np.arange(len(rows))
@@ -75,6 +77,23 @@ def insert_newest(
         users[name][changed] = merged[:, newest] if isinstance(newest, slice) else np.take_along_axis(merged, newest, axis=1)
 
 
+def put_first(users: np.ndarray, fields: Mapping[str, np.ndarray], rows: np.ndarray) -> bool:
+    """Do what `insert_newest` does where each event is the only one of its user, and the newest, as most often.
+
+    Otherwise change nothing and return False. fields: the lists' field of items, that of times, and others, with values [N]
+    """
+    (ids_field, _), (times_field, times), *_ = fields.items()
+    if len(set(rows.tolist())) < len(rows):
+        return False
+    if ((users[times_field][rows, 0] > times) & (users[ids_field][rows, 0] != PAD_ID)).any():
+        return False
+    for name, values in fields.items():
+        lists = users[name]
+        lists[rows, 1:] = lists[rows, :-1]
+        lists[rows, 0] = values
+    return True
+
+
 def add_totals(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
     """Add events, HEADER [N], to the totals of their users."""
     begun = rows[users["event_count"][rows] == 0]
@@ -96,11 +115,8 @@ def apply_to_items(items: np.ndarray, rows: np.ndarray, events: np.ndarray) -> N
     positive = (events["flags"] & Flags.POSITIVE) != 0
     if not positive.any():
         return
-    sold, places = np.unique(rows[positive], return_inverse=True)
-    counts, first_ms, last_ms, decayed = (
-        items[name][sold].tolist() for name in ("positive_count", "first_ms", "last_ms", "decayed")
-    )
-    for item, time_ms in zip(places.tolist(), events["time_ms"][positive].tolist(), strict=True):
+    counts, first_ms, last_ms, decayed = (items[name].tolist() for name in ("positive_count", "first_ms", "last_ms", "decayed"))
+    for item, time_ms in zip(rows[positive].tolist(), events["time_ms"][positive].tolist(), strict=True):
         if counts[item] == 0:
             first_ms[item] = last_ms[item] = time_ms
         age_ms = time_ms - last_ms[item]
@@ -108,5 +124,5 @@ def apply_to_items(items: np.ndarray, rows: np.ndarray, events: np.ndarray) -> N
         decayed[item] = [count * fading + 1.0 if age_ms >= 0 else count + fading for count, fading in terms]
         counts[item] += 1
         first_ms[item], last_ms[item] = min(first_ms[item], time_ms), max(last_ms[item], time_ms)
-    items["positive_count"][sold], items["first_ms"][sold] = counts, first_ms
-    items["last_ms"][sold], items["decayed"][sold] = last_ms, decayed
+    items["positive_count"], items["first_ms"] = counts, first_ms
+    items["last_ms"], items["decayed"] = last_ms, decayed
