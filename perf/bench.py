@@ -71,7 +71,7 @@ class Bench:
             model=model,
             grpc_url=self.site.grpc_url,
             http_url=self.site.http_url,
-            input_data=self._prepare_input(model, transport == "grpc+shm"),
+            input_data=self._prepare_input(model),
             transport=transport,
             model_version="" if model == ENSEMBLE else str(self.site.generation),
         )
@@ -88,10 +88,10 @@ class Bench:
         for path in self.folder.glob("input-*.json"):
             path.unlink()
 
-    def _prepare_input(self, model: str, in_shared_memory: bool) -> Path:
-        path = self.folder / f"input-{model}{'-shm' * in_shared_memory}.json"
+    def _prepare_input(self, model: str) -> Path:
+        path = self.folder / f"input-{model}.json"
         if not path.exists():
-            write_analyzer_json(path, self.specs[model], self._prepare_rows(model), in_shared_memory)
+            write_analyzer_json(path, self.specs[model], self._prepare_rows(model))
         return path
 
     def _prepare_rows(self, model: str) -> Arrays:

@@ -70,7 +70,7 @@ def sweep(
     url: Url = "localhost:8001",
     repo: Repo = Path("model_repository"),
     model: Annotated[str, typer.Option(help="recommend, or one stage")] = ENSEMBLE,
-    transport: Annotated[str, typer.Option(help="grpc, http, or grpc+shm (system shared memory)")] = "grpc",
+    transport: Annotated[str, typer.Option(help="grpc or http")] = "grpc",
     clients: Annotated[str, typer.Option(help="numbers of concurrent clients")] = "1,2,4,8,16,32,64",
     rates: Annotated[str, typer.Option(help="instead of clients: requests/s on average, as Poisson arrivals")] = "",
     label: Label = "",

@@ -142,10 +142,9 @@ def add_yardstick(
 
 
 CLIENTS = (1, 2, 4, *PEAK_CLIENTS)
-OTHER_TRANSPORTS = ("http", "grpc+shm")
-FEW_CLIENTS = (1, 8, 32)  # over OTHER_TRANSPORTS
+FEW_CLIENTS = (1, 8, 32)  # over HTTP
 STAGE_CLIENTS = (1, 16)
-STAGE_LEVELS = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
+STAGE_LEVELS = len(STAGE_CLIENTS) + 2  # over HTTP, and at a rate
 WINDOW_S = 1.5  # of perf_analyzer, three per level
 LOAD_S = 6.0
 ROUNDS = 5  # of the yardstick
@@ -155,7 +154,7 @@ Step = Callable[[str], None]
 
 def measure_all(bench: Bench, window_s: float, rounds: int) -> None:
     """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
-    n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS)
+    n_recommend = len(CLIENTS) + len(FEW_CLIENTS)
     n_open = len(make_scenarios(1.0, LOAD_S))
     with record_memory_and_hits(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
         floor = Latency.of(measure_floor_ns(bench.site.grpc_url))
@@ -177,21 +176,19 @@ def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
         step(f"{ENSEMBLE}, {clients} clients")
         bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
     best = max(bench.run.select_curve(ENSEMBLE), key=lambda level: level.achieved_rate)
-    for transport in OTHER_TRANSPORTS:
-        for clients in FEW_CLIENTS:
-            step(f"{ENSEMBLE} over {transport}, {clients} clients")
-            bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
+    for clients in FEW_CLIENTS:
+        step(f"{ENSEMBLE} over http, {clients} clients")
+        bench.add_closed(ENSEMBLE, "http", "concurrency", clients, window_s)
     return best
 
 
 def sweep_stage(bench: Bench, stage: str, window_s: float, step: Step) -> None:
-    """Sweep clients over gRPC, the largest number also over the other transports, and one rate at half of the stage's peak."""
+    """Sweep clients over gRPC, the largest number also over HTTP, and one rate at half of the stage's peak."""
     for clients in STAGE_CLIENTS:
         step(f"{stage}, {clients} clients")
         bench.add_closed(stage, "grpc", "concurrency", clients, window_s)
     best = max(bench.run.select_curve(stage), key=lambda level: level.achieved_rate)
-    for transport in OTHER_TRANSPORTS:
-        step(f"{stage} over {transport}, {STAGE_CLIENTS[-1]} clients")
-        bench.add_closed(stage, transport, "concurrency", STAGE_CLIENTS[-1], window_s)
+    step(f"{stage} over http, {STAGE_CLIENTS[-1]} clients")
+    bench.add_closed(stage, "http", "concurrency", STAGE_CLIENTS[-1], window_s)
     step(f"{stage}, half of its peak by perf_analyzer")
     bench.add_closed(stage, "grpc", "request_rate", round(best.achieved_rate / 2), window_s)

@@ -5,22 +5,16 @@ Version 2.51 behaves as follows:
   out of reach, and we report the spread over the windows instead;
 - once in some hundred levels it hangs over HTTP, and is started again;
 - any error answer ends the run, and the export file must not exist;
-- the export repeats every input and output, so we keep only its times;
-- with system shared memory the export reads freed memory and may crash halfway through the file. So shared memory has no raw
-  requests, only the percentiles of the CSV report.
+- the export repeats every input and output, so we keep only its times.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
 import subprocess
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +25,7 @@ from server.start.environment import build_perf_analyzer_env
 from server.start.private_arguments import start_privately
 from serving.contract.errors import ConfigError, ServerError
 
-TRANSPORTS = ("grpc", "http", "grpc+shm")
+TRANSPORTS = ("grpc", "http")
 WINDOWS = 3  # perf_analyzer always measures three before it calls a level stable
 UNSTABLE_PERCENT = 1_000
 COMPLAINTS = ("error", "failed", "no valid requests")
@@ -51,12 +45,8 @@ class Target:
     model_version: str = ""
 
     @property
-    def in_shared_memory(self) -> bool:
-        return self.transport == "grpc+shm"
-
-    @property
     def key_header(self) -> str:
-        """The header that opens the server's statistics and shared memory, "" for a server without a known key."""
+        """The header that opens the server's statistics, "" for a server without a known key."""
         key = find_key(self.grpc_url)
         return f"{HEADER if self.transport == 'http' else GRPC_HEADER}:{key}" if key else ""
 
@@ -79,13 +69,10 @@ def build_command(target: Target, mode: str, value: float, window_s: float, outp
         *("--input-data", str(target.input_data)),
         *("--measurement-interval", str(int(window_s * 1e3)), "--stability-percentage", str(UNSTABLE_PERCENT)),
         *("--max-trials", str(WINDOWS)),
-        *(("--verbose-csv", "-f") if target.in_shared_memory else ("--profile-export-file",)),
-        str(output),
+        *("--profile-export-file", str(output)),
     ]
     if target.model_version:
         arguments += ["-x", target.model_version]
-    if target.in_shared_memory:
-        arguments += ["--shared-memory", "system"]
     if mode == "concurrency":
         return [*arguments, "--concurrency-range", str(int(value))]
     return [*arguments, "--request-rate-range", f"{value:g}", "--request-distribution", "poisson"]
@@ -93,7 +80,7 @@ def build_command(target: Target, mode: str, value: float, window_s: float, outp
 
 def measure(target: Target, mode: str, value: float, window_s: float, raw: Path) -> Closed:
     """Run one level against the server; raw requests go to `raw` (.npz). Raises ServerError with perf_analyzer's complaints."""
-    output = raw.with_suffix(".csv" if target.in_shared_memory else ".json")
+    output = raw.with_suffix(".json")
     output.unlink(missing_ok=True)
     before = read_counters(target.grpc_url)
     arguments = build_command(target, mode, value, window_s, output)
@@ -101,22 +88,19 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     after = read_counters(target.grpc_url)
     if not output.exists():
         raise ServerError(f"perf_analyzer measured nothing: {extract_complaints(said)} ({' '.join(arguments)})")
-    text = output.read_text()
+    requests = parse_export(output.read_text())
     output.unlink()
-    if target.in_shared_memory:
-        figures = {**parse_csv(text, said), "spread": None, "raw": ""}
-    else:
-        requests = parse_export(text)
-        np.savez_compressed(raw, start_ns=requests.start_ns, latency_ns=requests.latency_ns)
-        latency = Latency.of(requests.latency_ns)
-        figures = {"achieved_rate": requests.rate, "spread": requests.spread, "latency": latency, "raw": raw.name}
+    np.savez_compressed(raw, start_ns=requests.start_ns, latency_ns=requests.latency_ns)
     return Closed(
         model=target.model,
         transport=target.transport,
         mode=mode,
         value=value,
+        achieved_rate=requests.rate,
+        spread=requests.spread,
+        latency=Latency.of(requests.latency_ns),
         stages=compute_times(before, after),
-        **figures,
+        raw=raw.name,
     )
 
 
@@ -175,20 +159,6 @@ def parse_export(text: str) -> Requests:
         raise ServerError("No request was answered within perf_analyzer's windows. Lower the load or lengthen --window-s.")
     counts, _ = np.histogram(end_ns[inside], bounds_ns)
     return Requests(start_ns[inside], (end_ns - start_ns)[inside], counts / (np.diff(bounds_ns) / 1e9))
-
-
-def parse_csv(text: str, said: str) -> dict[str, Any]:
-    """Return rate and latency from the report of one level (microseconds) and the number of requests."""
-    try:
-        (row,) = csv.DictReader(io.StringIO(text))
-        ms = {column: float(row[f"{column} latency"]) / 1e3 for column in ("Avg", "p50", "p95", "p99")}
-        if (counted := re.search(r"Client:\s+Request count: (\d+)", said)) is None:
-            raise ValueError("it has no request count")
-        count, rate = int(counted[1]), float(row["Inferences/Second"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise ServerError(f"perf_analyzer's report has an unknown form ({error!r}); 2.51 is expected.") from error
-    percentiles = {f"{column}_ms": value for column, value in ms.items() if column != "Avg"}
-    return {"achieved_rate": rate, "latency": Latency(count=count, mean_ms=ms["Avg"], **percentiles)}
 
 
 def extract_complaints(output: str) -> str:

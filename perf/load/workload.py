@@ -82,12 +82,9 @@ def list_sent(spec: ModelSpec, rows: Arrays) -> tuple[TensorSpec, ...]:
     return tuple(t for t in spec.inputs if t.name not in CHOICE or (rows[t.name] != t.fill).any())
 
 
-def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays, in_shared_memory: bool = False) -> None:
-    """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN.
-
-    in_shared_memory: whether tensors go through shared memory, where perf_analyzer leaves none out
-    """
-    steps, sent = [], spec.inputs if in_shared_memory else list_sent(spec, rows)
+def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
+    """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN."""
+    steps, sent = [], list_sent(spec, rows)
     for row in range(len(next(iter(rows.values())))):
         steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in sent})
     path.write_text(json.dumps({"data": steps}))

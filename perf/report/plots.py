@@ -23,7 +23,7 @@ from serving.contract.tensors import ENSEMBLE
 # Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
 MODEL_COLOUR = dict(zip(MODELS, (SKY, BLUE, GREEN, PURPLE, ORANGE), strict=True))
-TRANSPORT_COLOUR = {"grpc": BLUE, "http": ORANGE, "grpc+shm": GREEN}
+TRANSPORT_COLOUR = {"grpc": BLUE, "http": ORANGE}
 PERCENTILE_COLOUR = {"p50_ms": BLUE, "p95_ms": ORANGE, "p99_ms": RED}
 WIDTH_IN = 9.0
 STYLE: dict[RcKeyType, Any] = {

@@ -29,14 +29,14 @@ class Closed(BaseModel, frozen=True):
     """One level of a closed loop or of perf_analyzer's request rate."""
 
     model: str
-    transport: str  # grpc, http, grpc+shm
+    transport: str  # grpc, http
     mode: str  # concurrency, request_rate
     value: float  # clients, or requests/s offered
     achieved_rate: float  # answers/s
-    spread: float | None  # of the rate over the measurement windows: (max - min) / median
+    spread: float  # of the rate over the measurement windows: (max - min) / median
     latency: Latency
     stages: dict[str, StageTimes]
-    raw: str  # file with start_ns and latency_ns; "" where there is none
+    raw: str  # file with start_ns and latency_ns
 
     @property
     def computing_models(self) -> dict[str, StageTimes]:

@@ -47,7 +47,7 @@ def make_closed_table(run: Run) -> Table:
                 f"{level.value:g} {'clients' if level.mode == 'concurrency' else '/s offered'}",
                 f"{level.achieved_rate:,.0f}",
                 *(f"{getattr(level.latency, q):.2f}" for q in ("p50_ms", "p95_ms", "p99_ms")),
-                "-" if level.spread is None else f"{level.spread:.0%}",
+                f"{level.spread:.0%}",
             )
         )
         for level in run.closed

@@ -2,16 +2,14 @@
 
 import itertools
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perf.load.analyzer import Target, build_command, extract_complaints, parse_csv, parse_export, run
+from perf.load.analyzer import Target, build_command, extract_complaints, parse_export, run
 from serving.contract.errors import ConfigError, ServerError
-from tests.present import present
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -59,34 +57,16 @@ def test_windows_without_an_answer_are_refused(export):
         parse_export(json.dumps(export))
 
 
-def test_the_csv_report_is_read():
-    """Against the same figures as it prints them."""
-    said = (SAMPLES / "perf_analyzer_shared_memory.txt").read_text()
-    figures = parse_csv((SAMPLES / "perf_analyzer_report.csv").read_text(), said)
-    assert figures["achieved_rate"] == float(present(re.search(r"Throughput: ([\d.]+) infer/sec", said))[1])
-    assert figures["latency"].count == int(present(re.search(r"Request count: (\d+)", said))[1])
-    for q in (50, 95, 99):
-        assert getattr(figures["latency"], f"p{q}_ms") == int(present(re.search(rf"p{q} latency: (\d+) usec", said))[1]) / 1e3
-
-
-@pytest.mark.parametrize(("text", "said"), [("", ""), ("Concurrency\n1\n", "Client: Request count: 5")])
-def test_a_report_of_another_form_is_refused(text, said):
-    with pytest.raises(ServerError, match=r"2\.51 is expected"):
-        parse_csv(text, said)
-
-
 @pytest.mark.parametrize(
     ("transport", "expected"),
     [
         ("grpc", ["-i", "grpc", "-u", "localhost:1"]),
         ("http", ["-i", "http", "-u", "localhost:2"]),
-        ("grpc+shm", ["-i", "grpc", "-u", "localhost:1", "--shared-memory", "system"]),
     ],
 )
 def test_transports(transport, expected):
     arguments = build_command(target(transport=transport), "concurrency", 8, 1.5, Path("out.json"))
     assert [word for word in arguments if word in expected] == expected
-    assert ("--shared-memory" in arguments) == (transport == "grpc+shm")
     assert arguments[arguments.index("--concurrency-range") + 1] == "8"
     assert arguments[arguments.index("--measurement-interval") + 1] == "1500"
     assert "--streaming" not in arguments
@@ -101,7 +81,7 @@ def test_a_rate_is_poisson_and_a_version_is_asked_for():
 
 
 def test_an_unknown_transport_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"grpc, http, grpc\+shm"):
+    with pytest.raises(ConfigError, match="these are: grpc, http"):
         target(transport="pigeon")
 
 

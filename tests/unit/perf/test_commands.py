@@ -88,7 +88,7 @@ def test_arrivals_that_are_misspelt_are_refused_with_all_that_there_are(tmp_path
 def test_an_unknown_transport_is_refused_before_a_server_is_looked_for(tmp_path):
     error = invoke("sweep", "--transport", "pigeon", "--repo", tmp_path).exception
     assert isinstance(error, ConfigError)
-    assert str(error) == "There is no transport 'pigeon'; these are: grpc, http, grpc+shm."
+    assert str(error) == "There is no transport 'pigeon'; these are: grpc, http."
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2", "inf"])
