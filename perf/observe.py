@@ -132,7 +132,6 @@ def _compute_difference(start: Counters, end: Counters) -> StageTimes:
 
 Samples = dict[tuple[str, str], float]
 TABLE_ROWS = "recommender_table_rows_total"  # by answering level (serving/tables/measurements.py)
-TABLES = "tables"  # prefix of the names of their rates
 REPORTED_AFTER_S = 2.5  # models publish counts every second (serving/stages/adapter/triton.py)
 LEVELS = ("l1", "l2", "l3")
 
@@ -180,7 +179,7 @@ def compute_table_hit_rates(before: Samples, after: Samples) -> dict[str, float]
     rates, reached = {}, sum(rows.values())
     for level in LEVELS:
         if reached > 0:
-            rates[f"{TABLES}, {level}"] = rows[level] / reached
+            rates[f"tables, {level}"] = rows[level] / reached
         reached -= rows[level]
     return rates
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.typing import RcKeyType
 
-from perf.observe import PHASES, TABLES
+from perf.observe import PHASES
 from perf.report.results import HALF, MODELS, Closed, Open, Run
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE
@@ -194,23 +194,6 @@ def draw_batch_sizes(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def draw_hit_rates(run: Run, folder: Path) -> Figure | None:
-    """Draw the hit rate of each level of the embedding tables, among lookups that reached it, and of each cache of answers."""
-    if not run.hit_rates:
-        return None
-    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.hit_rates) + 1.2))
-    rows, percent = np.arange(len(run.hit_rates)), 100 * np.array(list(run.hit_rates.values()))
-    colours = [BLUE if name.startswith(TABLES) else ORANGE for name in run.hit_rates]
-    axes.barh(rows, percent, color=colours, height=0.62)
-    for row, value in zip(rows, percent, strict=True):
-        axes.annotate(f"{value:.1f}", (value, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
-    axes.set(title="Cache hits, of the lookups that reached each", xlabel="%", xlim=(0, 110), yticks=rows)
-    axes.set_yticklabels(run.hit_rates)
-    axes.grid(axis="y", visible=False)
-    axes.invert_yaxis()
-    return figure
-
-
 def draw_memory(run: Run, folder: Path) -> Figure | None:
     """Draw the memory of each process at the peak: with shared pages in full (RSS), and divided among the processes (PSS)."""
     if not run.memory:
@@ -238,7 +221,6 @@ PICTURES: dict[str, Callable[[Run, Path], Figure | None]] = {  # by the name of 
     "histogram": draw_histogram,
     "bursts": draw_bursts,
     "batch_sizes": draw_batch_sizes,
-    "hit_rates": draw_hit_rates,
     "memory": draw_memory,
 }
 

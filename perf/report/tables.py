@@ -121,9 +121,8 @@ def make_verdict_table(verdicts: list[Verdict]) -> Table:
 
 
 def make_hit_rate_table(run: Run) -> Table:
-    return Table(
-        "Cache hit rates", ("cache", "hits"), tuple(Row((name, f"{rate:.1%}")) for name, rate in run.hit_rates.items())
-    )
+    rows = tuple(Row((name, f"{rate:.1%}")) for name, rate in run.hit_rates.items())
+    return Table("Cache hits, of the lookups that reached each", ("cache", "hits"), rows)
 
 
 def make_ratio_table(ratios: list[Ratio]) -> Table:
