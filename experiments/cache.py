@@ -125,16 +125,16 @@ def measure_hit_rates(stretch: Stretch) -> list[Figure]:
     ]
 
 
-def measure_warming(stretch: Stretch, active_ids: np.ndarray, ttl_s: float) -> list[Figure]:
-    """Return the share of visits within `ttl_s` of the start that are hits, by the users that the cache was warmed with.
+def measure_warming(stretch: Stretch, active_ids: np.ndarray) -> list[Figure]:
+    """Return the share of the first day's visits that are hits, by the users that the cache was warmed with.
 
     active_ids: int64 [U], users before the stretch, the most active first
     """
     chosen = {"nobody": [], f"{WARM_USERS} users by activity": active_ids[:WARM_USERS].tolist()}
-    visits = stretch.visits
-    visits = visits.take(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
+    visits, day_s = stretch.visits, TTLS_S["1 day"]
+    visits = visits.take(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + day_s)))
     name = "hit rate of the first day's visits, warmed with"
-    return [Figure(name=f"{name} {who}", values=[replay_hit_rate(visits, ttl_s, True, ids)]) for who, ids in chosen.items()]
+    return [Figure(name=f"{name} {who}", values=[replay_hit_rate(visits, day_s, True, ids)]) for who, ids in chosen.items()]
 
 
 @dataclass
@@ -256,7 +256,7 @@ def main(
     read_repository(repo)
     stretch, active_ids = read_stretch(data, lines)
     report("hit rates, and warming")
-    figures = measure_hit_rates(stretch) + measure_warming(stretch, active_ids, 86_400)
+    figures = measure_hit_rates(stretch) + measure_warming(stretch, active_ids)
     strangers = np.setdiff1d(np.arange(1, 4 * WARM_UP), stretch.user_id)[:WARM_UP].tolist()
     readings = {
         "lines": stretch.take(0, requests),

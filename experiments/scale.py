@@ -101,9 +101,9 @@ def export_command(
     finish(name, title, command, f"`{data}`, profile cpu", figures, results, machine)
 
 
-def measure_export(data: str, repo: Path, *more: str) -> list[Figure]:
-    """Export in a process of its own. Raises ExportError when it fails. more: further words of the command"""
-    command = [sys.executable, "-m", "export", "build", "--data", data, "--repo", str(repo), "--verbose", *more]
+def measure_export(data: str, repo: Path) -> list[Figure]:
+    """Export in a process of its own. Raises ExportError when it fails."""
+    command = [sys.executable, "-m", "export", "build", "--data", data, "--repo", str(repo), "--verbose"]
     begun_s, phases_s = time.monotonic(), {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ProcessTree(process.pid) as tree:
         assert process.stdout is not None

@@ -163,7 +163,7 @@ def smoke_merlin(context: Context) -> list[Figure]:
 
 def smoke_cache(context: Context) -> list[Figure]:
     stretch, active_ids = cache.read_stretch(DATA, 200)
-    return cache.measure_hit_rates(stretch) + cache.measure_warming(stretch, active_ids, 86_400)
+    return cache.measure_hit_rates(stretch) + cache.measure_warming(stretch, active_ids)
 
 
 def smoke_compression(context: Context) -> list[Figure]:
