@@ -24,7 +24,6 @@ from typing import Any, Self
 from tritonclient.utils import InferenceServerException
 
 from repository.generations import read_pinned_to
-from repository.triton.config import CORE
 from repository.triton.models import (
     Model,
     check_backends,
@@ -38,7 +37,6 @@ from server.control import STOP_TIMEOUT_S, clear_stale, end_server, stop_server
 from server.generations import activation
 from server.helpers import generation_helpers
 from server.signals import name_signal
-from server.start.cores import count_cores
 from server.start.environment import RUN_DIR, build_backend_directory, build_server_env, find_wheel
 from server.start.memory import check_memory
 from server.start.ports import LOOPBACK, Ports, check_free, check_host, choose_reachable_host, find_free_ports, listens
@@ -226,9 +224,8 @@ class TritonServer:
         ]
         if not self._sends_configs:
             command.append("--load-model=*")
-        if any(model.is_rate_limited for model in models):
-            stages_at_once = max(2, count_cores())  # on one core, too, a stage that hangs must not stop all others
-            command += ["--rate-limit=execution_count", f"--rate-limit-resource={CORE}:{stages_at_once}"]
+        if any(model.has_priorities for model in models):
+            command.append("--rate-limit=execution_count")
         if self.cache_bytes:
             command += [f"--cache-directory={wheel.caches}", f"--cache-config=local,size={self.cache_bytes}"]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,6 @@ LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or on
 WARMUP_ROWS = 4  # recorded requests in the warm-up files
 WARMUP_BATCH = 8
 LAST_RESORT = 1_000  # rate limiter priority of further instances: they get 1/1000 of the executions of the first
-CORE = "core"  # resource of the rate limiter, of which each process of a stage takes one while it runs
 TRITON_TYPE = {
     "INT64": pb.TYPE_INT64,
     "INT32": pb.TYPE_INT32,
@@ -96,20 +95,14 @@ def make_stage_config(spec: ModelSpec, serving: Serving, versions: list[int], wa
 def set_instances(config: pb.ModelConfig, count: int) -> None:
     """Set the number of processes. The first one is preferred; the others are used only while it is busy.
 
-    In this way the requests of one client go to a process with warm caches. No more stages run at a time than there are cores:
-    meanwhile the requests for the others form larger batches, which cost less. Both need a server that was started with
+    In this way the requests of one client go to a process with warm caches. It needs a server that was started with
     `--rate-limit=execution_count`, as server/launcher.py starts it.
     """
     del config.instance_group[:]
     first = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
-    is_stage = config.name in STAGES
-    if count > 1 or is_stage:
-        first.rate_limiter.priority = 1
     if count > 1:
         others = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=count - 1)
-        others.rate_limiter.priority = LAST_RESORT
-    for group in config.instance_group if is_stage else ():
-        group.rate_limiter.resources.add(name=CORE, count=1, **{"global": True})
+        first.rate_limiter.priority, others.rate_limiter.priority = 1, LAST_RESORT
 
 
 def make_ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:

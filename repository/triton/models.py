@@ -52,9 +52,9 @@ class Model:
         return 0 if self.is_ensemble else sum(group.count or 1 for group in self.config.instance_group) or 1
 
     @property
-    def is_rate_limited(self) -> bool:
-        """Whether Triton's rate limiter decides which of its instances runs, and when."""
-        return any(group.HasField("rate_limiter") for group in self.config.instance_group)
+    def has_priorities(self) -> bool:
+        """Whether some instances have priority over others in the config."""
+        return any(group.rate_limiter.priority for group in self.config.instance_group)
 
 
 def read_config(path: Path) -> model_config_pb2.ModelConfig:

@@ -124,7 +124,8 @@ def test_one_callers_requests_find_the_process_that_is_warm(served, caller, serv
         time.sleep(0.005)
     asked = rows_by_instance(served) - before
     assert asked["recommend_0_0"] > 0.9 * asked.total() > 0
-    assert "--rate-limit=execution_count" in psutil.Process(served.state.pid).cmdline()
+    flags = [[flag for flag in psutil.Process(each.state.pid).cmdline() if "rate" in flag] for each in (served, server)]
+    assert flags == [["--rate-limit=execution_count"], []]  # where no model has priorities, the server has no limiter
 
 
 @pytest.fixture

@@ -55,20 +55,11 @@ def test_a_type_that_no_tensor_has_is_named():
 
 
 @pytest.mark.parametrize(
-    ("count", "groups"), [(1, [(1, 1)]), (2, [(1, 1), (1, c.LAST_RESORT)]), (4, [(1, 1), (3, c.LAST_RESORT)])]
+    ("count", "groups"), [(1, [(1, 0)]), (2, [(1, 1), (1, c.LAST_RESORT)]), (4, [(1, 1), (3, c.LAST_RESORT)])]
 )
 def test_the_first_process_is_asked_before_the_others(count, groups):
     config = c.make_stage_config(SPECS["rank"], c.Serving(instances=count), versions=[1], warmup_rows=1)
     assert [(group.count, group.rate_limiter.priority) for group in config.instance_group] == groups
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_each_process_of_a_stage_takes_a_core_while_it_runs(count):
-    config = c.make_stage_config(SPECS["rank"], c.Serving(instances=count), versions=[1], warmup_rows=1)
-    taken = [[(each.name, each.count) for each in group.rate_limiter.resources] for group in config.instance_group]
-    assert taken == count * [[(c.CORE, 1)]]
-    whole = c.make_stage_config(c.make_ensemble_spec(SPECS), c.Serving(instances=count), versions=[1], warmup_rows=1)
-    assert not [group for group in whole.instance_group if group.rate_limiter.resources]  # its stages run in turn
 
 
 def test_priorities_and_queue_limits_are_written_when_asked_for():

@@ -1,6 +1,5 @@
 """Reading a repository, the memory it will need, and which generation it serves: all without a server."""
 
-import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from server import launcher
 from server.control import find_held_generations
 from server.generations import activation
 from server.generations.activation import activate, pin_while_starting
-from server.start.cores import count_cores
 from server.start.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.start.ports import Ports, find_free_ports
 from server.state import ServerState
@@ -171,14 +169,6 @@ def test_without_a_container_limit_the_machine_counts(tmp_path):
     for name, text in {"memory.max": "max\n", "memory.current": "900\n", "memory.stat": ""}.items():
         (tmp_path / name).write_text(text)
     assert measure_available_bytes(tmp_path) > 600
-
-
-@pytest.mark.parametrize(("limit", "cores"), [("max 100000\n", None), ("150000 100000\n", 2), ("10000 100000\n", 1)])
-def test_cores_are_the_machines_or_the_containers_share_of_them(tmp_path, limit, cores):
-    of_machine = len(os.sched_getaffinity(0))
-    assert count_cores(tmp_path) == of_machine
-    (tmp_path / "cpu.max").write_text(limit)
-    assert count_cores(tmp_path) == min(cores or of_machine, of_machine)
 
 
 def test_pinning_changes_only_which_version_answers(repo):
