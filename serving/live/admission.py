@@ -151,7 +151,9 @@ class ChangeAdmission:
             if name not in known:
                 return f"there is no {kind.decode()} column {name[:40]!r}; this data set has {', '.join(known) or 'none'}"
             if not fits(value, known[name]):
-                return f"{name} is {value!r:.40}; expected {EXPECTED[known[name]]}, or null for a missing one"
+                is_private = kind == b"user" or known[name] in ("text", "texts")  # the log of `live consume` has this message
+                shown = f"a {type(value).__name__}" if is_private else f"{value!r:.40}"
+                return f"{name} is {shown}; expected {EXPECTED[known[name]]}, or null for a missing one"
             is_price = kind == b"item" and known[name] == "number" and name in ("price", self.roles.get("price"))
             if is_price and value is not None and value < 0:
                 return f"{name} is {value!r}; expected a price of 0 or more, or null for a missing one"
@@ -166,8 +168,7 @@ class ChangeAdmission:
             same = [other for other in (name, *(role for role in self.roles if self.roles[role] == name)) if other in columns]
             for other in same[1:]:
                 if columns[other] != columns[same[0]]:
-                    values = f"{same[0]} is {given[same[0]]!r:.40} and {other} {given[other]!r:.40}"
-                    return f"{values}, which are one column; expected one"
+                    return f"{same[0]} and {other} are one column, and have different values; expected one"
         return ""
 
     def make_events(self, inputs: Arrays, now_ms: int) -> EventBatch:

@@ -46,7 +46,7 @@ def make_message(value: bytes | None, offset: int, partition: int = 0) -> Messag
 
 def consumer_of(writer: Writer, brokers: str = "") -> EventConsumer:
     context = tuple(column.tensor for column in CONTEXT)
-    changes = ChangeAdmission({"item": {"price": "number"}, "user": {}}, {})
+    changes = ChangeAdmission({"item": {"price": "number", "title": "text"}, "user": {"age": "number"}}, {})
     decoder = MessageDecoder(EventAdmission(KINDS, CONTEXT), changes, make_live_specs(context)[OBSERVE].inputs, writer.codes)
     return EventConsumer(writer, decoder, brokers, TOPIC)
 

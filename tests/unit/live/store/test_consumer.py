@@ -116,6 +116,8 @@ REFUSED = {
     b'{"kind": "user", "id": "ann@example.com", "columns": {"size": 1}}': "id is a str; expected a number",
     b'{"kind": "shop", "id": 3, "columns": {"price": 1}}': "kind is 'shop'",
     b'{"kind": "item", "id": 3, "columns": {"size": 1}}': "there is no item column 'size'",
+    b'{"kind": "item", "id": 3, "columns": {"title": "ann\\ud800"}}': "title is a str; expected a text of valid Unicode",
+    b'{"kind": "user", "id": 3, "columns": {"age": "ann@example.com"}}': "age is a str; expected a finite number",
 }
 
 
@@ -125,7 +127,7 @@ def test_what_is_no_event_is_counted_and_logged_and_the_rest_goes_on(consumer, f
         caplog.clear()
         consumer.append_messages([make_message(value, 2 * offset), make_message(sound, 2 * offset + 1)])
         assert reason in caplog.text
-        assert "ann" not in caplog.text  # logs hold no ids of users
+        assert "ann" not in caplog.text  # logs hold no ids of users, no titles and nothing that upsert sets of users
         assert f"offset {2 * offset} refused" in caplog.text
     consumer.append_messages([make_message(None, 2 * len(REFUSED))])  # a tombstone
     assert len(whole_log(folder)) == len(REFUSED)
