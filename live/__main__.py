@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import calendar
 import logging
-import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
 from datetime import datetime
@@ -34,6 +34,7 @@ from live.printing import describe_counts, format_time, out, show_columns, show_
 from live.replay import replay as replay_log
 from live.sharing import Sharer
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
+from serving.contract.durable import replace_durably
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import session_id
@@ -188,25 +189,20 @@ def export(
     repo: Repo = DEFAULT,
     after: Annotated[int, typer.Option(min=0, max=LAST_SEQUENCE, help="only events after this sequence")] = 0,
 ) -> None:
-    """Write the whole log, archive and store, into one Parquet file."""
-    folder, count, writer = find_store(repo), 0, None
+    """Write the whole log, archive and store, into one Parquet file that its owner alone may read."""
+    folder, count = find_store(repo), 0
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         names = snapshot.read_event_names()
-    building = target.with_name(f".{target.name}.{os.getpid()}")  # a failure leaves an earlier export as it was
-    try:
-        for sequences, batch in read_log(folder, after):
-            table: pa.Table = to_table(sequences, batch, names)
-            writer = writer or pq.ParquetWriter(building, table.schema, compression="zstd")
-            writer.write_table(table)
-            count += len(batch)
-        if writer is None:
-            raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
-        writer.close()
-        building.replace(target)
+    tables: Iterator[pa.Table] = (to_table(sequences, batch, names) for sequences, batch in read_log(folder, after))
+    if (first := next(tables, None)) is None:
+        raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
+    try:  # a failure leaves an earlier export as it was
+        with replace_durably(target) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+                count += len(table)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}. Name a file in a folder with enough space.") from error
-    finally:
-        building.unlink(missing_ok=True)
     out.print(f"{count:,} events written to {target}")
 
 

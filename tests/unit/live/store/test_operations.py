@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import stat
 import time
 from contextlib import closing
 
@@ -206,6 +207,7 @@ def test_the_commands_say_what_they_did(writer, folder, clock, tmp_path):
     assert "150 events moved into 1 segments" in call("compact", "--keep-days", 0, *repo)
     assert "150 events written" in call("export", tmp_path / "log.parquet", *repo)
     assert pq.read_table(tmp_path / "log.parquet")["sequence"].to_pylist() == list(range(1, 151))
+    assert stat.S_IMODE((tmp_path / "log.parquet").stat().st_mode) == 0o600
     user = int(pq.read_table(tmp_path / "log.parquet")["user_id"][0].as_py())
     assert f"User {user}: " in call("inspect", "--user", user, *repo)
     assert "removed: record 1, seen items 1, archived events 7\nleft: none" in call("erase", *repo, "--", user)
