@@ -58,15 +58,23 @@ def build(
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # imported late, because training imports take seconds
     from export.continuous.continued import continue_log
+    from export.steps.learning import measure_erasures
     from repository.publish import make_read_only
     from repository.registry import record_publication
 
+    live = find_live_folder(repo, settings.live.folder)
+    erasures = measure_erasures(live)
     if settings.live.continue_log:
-        dataset = continue_log(dataset, find_live_folder(repo, settings.live.folder))
+        dataset = continue_log(dataset, live)
     generation = build_repository(dataset, repo, settings, console, layout, profile, verbose, keep=keep)
     if not load_profile(profile).stays_writable:
         make_read_only(repo, generation)
     record_publication(repo, generation, f"exported from {data}")
+    if settings.live.continue_log and measure_erasures(live) != erasures:
+        console.print(
+            f"[yellow]warning[/]: a user was erased during this export, so generation {generation} may have learned from that "
+            "user's events. Export again."
+        )
 
 
 @app.command()

@@ -222,13 +222,18 @@ def erase(
         user_id, described = session_id(session), f"session {session!r}"
     else:
         raise ConfigError("Expected either a user or --session, to erase one of them at a time.")
-    folder = find_store(repo)
+    folder, shared = find_store(repo), open_shared_state(repo)
     if abandoned := remove_abandoned(repo):
-        out.print(f"removed: {abandoned} folders that killed rounds of `export follow` left, with events of users")
+        out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
     with closing(open_writer(folder, repo)) as writer:
-        erasure = erase_user(writer, user_id, open_shared_state(repo))
+        erasure, counters = erase_user(writer, user_id, shared), writer.store.read_counters()
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
+    if "redis_seen_ms" in counters and not shared:
+        out.print(
+            f"warning: this store's events were shared in Redis, and the pinned generation of {repo} names none. What Redis "
+            f"has of {described} is still there: erase again with a repository that names it, or remove the key."
+        )
     if is_learned(repo, user_id):
         out.print(f"The pinned generation learned from events of {described}: export again, from a data set that has none.")
     elif not any(erasure.removed.values()):

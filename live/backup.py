@@ -57,6 +57,10 @@ from serving.stages.rules.applied import FOLDER as RULES
 # could name one that was added after the versions were copied.
 PARTS = (ARCHIVE, PROOFS, f"{RULES}/{CURRENT_FILE}", RULES, EXPOSURES)
 COPYING = ".copying"
+IN_USE = (
+    "A process uses the live store in {folder}: a server, its gateway, a helper or a command. Stop it first (make stop), then "
+    "restore again."
+)
 REPLACED = "replaced"  # the folder of a store that a restored one replaces, with a number, in the store's own folder
 
 
@@ -119,6 +123,14 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
         raise ConfigError(f"{backup} holds no complete backup; expected {DATA_FILE} in it. Make one by python -m live backup.")
     make_folder(folder)
     refuse_foreign(folder)
+    with lock(folder) as is_unmaintained:  # an erasure during the copy would be missed in the restored store
+        if not is_unmaintained:
+            raise ConfigError(IN_USE.format(folder=folder))
+        return replace_store(backup, folder, shop, replace)
+
+
+def replace_store(backup: Path, folder: Path, shop: str, replace: bool) -> Restored:
+    """Do what `restore` says, while the caller holds the lock of maintenance."""
     with hold_unused(folder):  # checked early, and not held during the copy, because a server that starts would wait for it
         list_replaced(folder, replace)
     restored = folder / RESTORING
@@ -192,22 +204,13 @@ def hold_unused(folder: Path) -> Iterator[None]:
 
     LMDB holds a shared lock on the first byte of its lock file for as long as an environment is open.
     """
-    with (
-        lock(folder) as is_unmaintained,
-        open(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file,
-    ):
+    with open(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-            is_unused = is_unmaintained
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            is_unused = False
-        if not is_unused:
-            raise ConfigError(
-                f"A process uses the live store in {folder}: a server, its gateway or a helper. Stop it first (make stop), "
-                "then restore again."
-            )
+            raise ConfigError(IN_USE.format(folder=folder)) from error
         yield
         file.truncate(0)  # the lock file describes the replaced environment; LMDB fills it anew
 

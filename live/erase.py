@@ -25,7 +25,7 @@ import pyarrow as pa
 from live.archive import Segment, list_segments, read_log, read_segment, to_table, write_table
 from live.deferred import Deferred, read_deferred, resume
 from live.exposures import count_exposures, digest_user, erase_exposures
-from live.maintenance import lock
+from live.maintenance import lock, remove_unfinished
 from serving.contract.durable import append_durably
 from serving.contract.errors import RecommenderError
 from serving.live.event_ids import forget_id
@@ -89,6 +89,7 @@ def remove_learned(folder: Path) -> None:
 
 def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Erasure:
     folder = writer.store.folder
+    remove_unfinished(folder)
     removed = dict(erase_from_store(writer, user_id))
     rewritten = {}
     for segment in list_segments(folder):

@@ -6,6 +6,7 @@ A server runs a round every ten minutes (server/helpers/generation_helpers.py), 
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -17,18 +18,21 @@ import lmdb
 import numpy as np
 
 from live.archive import Segment, compact, drop_segments
+from live.exposures import ERASED_LOCK
+from live.exposures import FOLDER as EXPOSURES
 from serving.contract.errors import DependencyError
-from serving.contract.locks import find_holder, try_lock
+from serving.contract.locks import find_holder, hold_lock, try_lock
 from serving.contract.tensors import FIRST_USER_ID
 from serving.live.reader import Reader
 from serving.live.seeds import VISIT_MS, find_surpassed
-from serving.live.store import LOCK_FILE, MAX_READERS, refuse_foreign
+from serving.live.store import ARCHIVE, LOCK_FILE, MAX_READERS, RESTORING, refuse_foreign
 from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Writer
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
 MOST_DAYS = 36_500.0  # the most that a command accepts, so that times stay within the range of a datetime
 LOCK = "maintenance.lock"
+REPLAYING = ".replaying-"  # prefix of the name of the folder in which a replay computes the state (live/replay.py)
 LOCK_TIMEOUT_S = 600.0  # a backup of a large store, or a round after a long pause, takes minutes
 NOTED_S, POLL_S = 2.0, 0.05  # a wait of more than NOTED_S is logged
 USERS_PER_READ = 20_000  # a long read would keep LMDB from reusing old pages
@@ -80,6 +84,7 @@ def maintain(
     generation: what the serving generation knows of users; None: no user is evicted for it (`evict_surpassed`)
     """
     folder = writer.store.folder
+    remove_unfinished(folder)
     archived, written = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
@@ -88,6 +93,21 @@ def maintain(
     evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
     surpassed = evict_surpassed(writer, generation, now_ms) if generation else 0
     return Round(archived, drop_superseded(writer), written, dropped, evicted, surpassed)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of copies of a store, and of drafts of segments and answers: they hold users' events.
+
+    The caller holds the lock of maintenance, as all do that write these. Only gateways, which write answers, hold another lock.
+    """
+    for copy in (*folder.glob(RESTORING), *folder.glob(f"{REPLAYING}*")):
+        shutil.rmtree(copy)
+    for draft in (folder / ARCHIVE).glob(".events-*"):
+        draft.unlink()
+    if (folder / EXPOSURES).exists():
+        with hold_lock(folder / EXPOSURES / ERASED_LOCK):
+            for draft in (folder / EXPOSURES).glob(".exposures-*"):
+                draft.unlink()
 
 
 def choose_archived_until(writer: Writer, key_days: float, now_ms: int, exported_until_ms: int | None) -> int:

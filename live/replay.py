@@ -11,6 +11,7 @@ import lmdb
 import numpy as np
 
 from live.archive import read_log
+from live.maintenance import REPLAYING, lock
 from serving.contract.errors import ConfigError
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -53,7 +54,13 @@ def replay(folder: Path, repair: bool = False) -> Replayed:
     Raises ConfigError, and changes nothing, when the log lacks events, or when events arrived meanwhile: the replayed state
     would then lack their effects.
     """
-    with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder) as folder_beside:
+    with lock(folder, wait=True):  # otherwise a repair would bring back a user who is erased meanwhile
+        return replay_unchanged(folder, repair)
+
+
+def replay_unchanged(folder: Path, repair: bool) -> Replayed:
+    """Do what `replay` says, while the caller holds the lock of maintenance."""
+    with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder, prefix=REPLAYING) as folder_beside:
         with reader.snapshot() as snapshot:
             names = snapshot.read_event_names()
         store = open_store(folder)

@@ -54,6 +54,7 @@ from serving.contract.durable import make_file_system_durable
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.locks import is_locked
+from serving.contract.rounds import find_staging, find_staging_lock
 from serving.contract.tensors import (
     ENSEMBLE,
     LIVE_MODELS,
@@ -68,7 +69,6 @@ from serving.contract.tensors import (
 log = logging.getLogger(__name__)
 
 PIPELINE = "serving.pipeline"
-STAGING = ".staging"
 # Messages of the system, of copytree and of NumPy about a full disk; those of NumPy have no errno
 FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\]|\A\d+ requested and \d+ written\Z")
 
@@ -94,7 +94,7 @@ class Staging:
     def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = hold_nothing, keep: int = 1) -> None:
         self.repository = repository.resolve()  # links are followed, because staging must be on the target's file system
         self.layout, self.models = layout, list_models(layout)
-        self.root = self.repository.parent / f".{self.repository.name}.staging"
+        self.root, self._inside = find_staging(self.repository)
         self.generation = 0
         self._find_held, self._keep = find_held, keep
         self._lock: IO[str] | None = None
@@ -102,7 +102,7 @@ class Staging:
     def __enter__(self) -> Staging:
         try:
             self.repository.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.repository.parent / f".{self.repository.name}.lock").open("w")
+            self._lock = find_staging_lock(self.repository).open("w")
         except OSError as error:
             raise ExportError(
                 f"No repository can be written at {self.repository}: {error.strerror or error}. "
@@ -131,11 +131,10 @@ class Staging:
         shutil.rmtree(self.root, ignore_errors=True)
         self.generation = 1 + max(list_versions(self.repository), default=0)
         self.root.mkdir()
-        inside = self.repository / ENSEMBLE / STAGING
-        shutil.rmtree(inside, ignore_errors=True)  # of an interrupted publication
-        if inside.parent.is_dir() and not can_rename(self.root, self.repository):
+        shutil.rmtree(self._inside, ignore_errors=True)  # of an interrupted publication
+        if self._inside.parent.is_dir() and not can_rename(self.root, self.repository):
             self.root.rmdir()
-            self.root = inside
+            self.root = self._inside
             self.root.mkdir()
         refuse_other_file_system(self.root, self.repository)
         for name in (ENSEMBLE, *STAGES, *LIVE_MODELS):

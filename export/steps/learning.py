@@ -63,7 +63,7 @@ def keep_learned(learning: Learning, live: Path, serving: int, generation: int, 
     try:
         with lock(live, wait=True):  # no erasure runs meanwhile
             if measure_erasures(live) != erasures:
-                return "a user was erased meanwhile"
+                return "a user was erased meanwhile, from whose events this generation may have learned"
             folder.mkdir(exist_ok=True)
             for path in folder.iterdir():
                 if path.name != str(serving):

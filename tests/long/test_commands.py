@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from export.__main__ import app
+from export.continuous.continued import continue_log
 from export.relayout import relayout
+from live.erase import erase_user
 from repository.registry import LATE, read_acts, read_manifest
 from repository.rounds import EndedRound, read_round, read_running
-from serving.contract.artifacts import MANIFEST_FILE, write_manifest
+from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, run_program
 from serving.contract.generations import read_pinned_generation
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, OBSERVE
+from serving.stages.live.models import Observe
+from tests.interrupting import called_on_return
 from tests.repositories import copy_to_change, small_repository
 
 DATA = small_repository().parent / "data"
@@ -66,6 +71,13 @@ def test_an_export_is_read_only_and_every_move_of_the_pin_is_recorded(repo, conf
         ("published", 3, f"laid out again from {small_repository()}"),
         ("pinned", 2, ""),
     ]
+
+
+def test_an_export_during_which_a_user_is_erased_says_that_it_may_have_learned_from_the_user(repo, config):
+    observe = Observe.load(find_stage_folder(repo, OBSERVE, 1))
+    with closing(observe), called_on_return(lambda: erase_user(observe.writer, 7), continue_log):
+        said = run("build", "--data", DATA, "--repo", repo, "--config", config)
+    assert "generation 2 may have learned from that user's events. Export again." in " ".join(said.split())
 
 
 def test_a_publication_that_was_killed_before_its_record_keeps_its_verdict(repo):

@@ -90,7 +90,7 @@ def test_a_round_that_ends_by_an_error_leaves_no_mark(tmp_path):
     assert read_running(tmp_path) is None
 
 
-def test_what_killed_rounds_left_is_removed_unless_a_round_runs(tmp_path):
+def test_what_killed_rounds_and_exports_left_is_removed_unless_one_runs(tmp_path):
     repo = tmp_path / "model_repository"
     others = [
         tmp_path / name for name in (".another.follow-abcd1234", ".model_repository.follow-notes", "model_repository.live")
@@ -104,6 +104,13 @@ def test_what_killed_rounds_left_is_removed_unless_a_round_runs(tmp_path):
     assert remove_abandoned(repo) == 1
     assert not scratch.exists()
     assert all(folder.is_dir() for folder in others)
+    staging = tmp_path / ".model_repository.staging"
+    (staging / "preprocess" / "1").mkdir(parents=True)
+    with hold_lock(tmp_path / ".model_repository.lock"):
+        assert remove_abandoned(repo) == 0
+        assert staging.is_dir()
+    assert remove_abandoned(repo) == 1
+    assert not staging.exists()
     scratch.mkdir()
     shutil.rmtree(repo)  # its live store, and what is to be erased, may outlive it
     assert remove_abandoned(repo) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import tempfile
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from live.archive import compact
 from live.erase import erase_user, search_user
 from live.exposures import erase_exposures
-from live.replay import replay
+from live.maintenance import Retention, maintain
+from live.replay import count_differences, replay
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.ids import session_id
 from serving.contract.rounds import make_scratch_prefix
@@ -23,14 +26,23 @@ from serving.contract.tensors import PAD_ID
 from serving.live.events import USER_CHANGED, EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
-from serving.live.store import LEARNED
+from serving.live.store import LEARNED, make_id_keys
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
+from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, START_MS, change, purchase
 from tests.unit.live.commands import call
 from tests.unit.live.learned import Generation
 from tests.unit.live.store.test_operations import DAY_MS, fill, whole_log
-from tests.unit.live.writing import list_stored_users
+from tests.unit.live.writing import (
+    archive_until_killed,
+    list_stored_users,
+    log_answer_until_killed,
+    replay_until_killed,
+    restore_until_killed,
+)
+
+FOR_EVER = Retention(key_days=7.0, archive_days=0.0, archive_bytes=0, idle_days=0.0, most_users=0)
 
 
 def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder, clock):
@@ -151,12 +163,57 @@ def test_erasing_somebody_whom_only_the_generation_knows_says_what_is_left_to_do
     assert f"learned from events of user '{user}': export again, from a data set that has none." in said
 
 
+def test_an_erasure_that_does_not_reach_redis_says_so(writer, tmp_path):
+    writer.append(purchase(7, 3))
+    repo = tmp_path / "model_repository"  # there is none, so nothing names the Redis that the store was shared in
+    with writer.transaction() as txn:
+        writer.count(txn, {}, redis_seen_ms=START_MS)
+    assert "What Redis has of user '7' is still there" in " ".join(call("erase", "7", "--repo", repo).split())
+
+
 def test_an_erasure_removes_the_events_that_a_killed_round_of_training_left(writer, tmp_path):
     repo = tmp_path / "model_repository"
     scratch = Path(tempfile.mkdtemp(dir=tmp_path, prefix=make_scratch_prefix(repo)))
     writer.append(purchase(7, 3))
-    assert "removed: 1 folders that killed rounds of `export follow` left" in call("erase", "7", "--repo", repo)
+    assert "removed: 1 folders that killed exports or rounds of `export follow` left" in call("erase", "7", "--repo", repo)
     assert not scratch.exists()
+
+
+@pytest.mark.parametrize("clean", [lambda writer: erase_user(writer, 7), lambda writer: maintain(writer, FOR_EVER, START_MS)])
+@pytest.mark.parametrize("command", [archive_until_killed, log_answer_until_killed, replay_until_killed, restore_until_killed])
+def test_copies_of_events_and_answers_that_killed_processes_left_are_removed(command, clean, folder):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        writer.append(purchase(7, 3))
+    process = PROCESSES.Process(target=command, args=(folder,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+    def list_hidden() -> list[Path]:
+        return [path for path in folder.rglob(".*") if path.suffix != ".lock"]
+
+    assert len(list_hidden()) == 1
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        clean(writer)
+    assert list_hidden() == []
+
+
+def test_a_repair_does_not_bring_back_a_user_who_is_erased_meanwhile(writer, folder):
+    writer.append(EventBatch.join([purchase(7, 3), purchase(8, 3)]))
+    with writer.transaction() as txn:
+        txn.put(*make_id_keys(np.array([8])), bytes(Layout().user.itemsize), db=writer.store.users)
+    erasing = threading.Thread(target=erase_user, args=(writer, 7))
+
+    def erase_meanwhile() -> None:
+        if not erasing.ident:
+            erasing.start()
+            erasing.join(1.0)  # it waits for the replay
+
+    with called_on_return(erase_meanwhile, count_differences):
+        assert replay(folder, repair=True).differing["users"] == 2
+    erasing.join()
+    assert not any(search_user(folder, 7).values())
+    assert replay(folder).is_equal
 
 
 def test_a_visitor_is_erased_by_the_name_of_the_session(writer, folder, tmp_path):

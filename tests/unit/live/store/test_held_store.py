@@ -43,7 +43,7 @@ def repo(tmp_path, monkeypatch) -> Path:
     return repo
 
 
-@pytest.mark.parametrize("command", ["maintain", "compact", "backup", "erase"])
+@pytest.mark.parametrize("command", ["maintain", "compact", "backup", "replay", "erase"])
 def test_a_command_names_the_process_that_maintains_the_store(command, repo, tmp_path, caplog):
     more = {"backup": [str(tmp_path / "backup")], "erase": ["7"]}.get(command, [])
     folder = find_live_folder(repo)

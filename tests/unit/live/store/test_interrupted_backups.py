@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from itertools import count
@@ -18,14 +19,15 @@ import numpy as np
 import pytest
 
 from live.archive import compact
-from live.backup import back_up, restore
+from live.backup import back_up, carry_erasures, restore
 from live.erase import erase_user, search_user
 from live.replay import replay
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, DependencyError, RecommenderError
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import DATA_FILE
 from serving.live.writer import Writer
+from tests.interrupting import called_on_return
 from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, purchase
 from tests.unit.live.writing import list_items
@@ -206,6 +208,28 @@ def test_users_who_were_erased_stay_so_where_a_restore_was_killed(folder, tmp_pa
     assert not any(search_user(folder, 8).values())
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert snapshot.find_erased(np.array([7, 8, 9])).tolist() == [False, True, True]
+
+
+def erase_within_a_moment(folder: Path, user: int) -> None:
+    """Erase a user, and exit with code 3 if another process holds the store."""
+    pytest.MonkeyPatch().setattr("live.maintenance.LOCK_TIMEOUT_S", 0.1)
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        try:
+            erase_user(writer, user)
+        except DependencyError:
+            sys.exit(3)
+
+
+def test_a_user_who_is_erased_during_a_restore_does_not_come_back(folder, replaceable):
+    erasing = PROCESSES.Process(target=erase_within_a_moment, args=(folder, 7))
+
+    def erase_meanwhile() -> None:
+        erasing.start()
+        erasing.join()
+
+    with called_on_return(erase_meanwhile, carry_erasures):
+        restore(replaceable, folder, replace=True)
+    assert (erasing.exitcode, search_user(folder, 7)["record"]) == (3, 1)  # who erases is told that nothing was done
 
 
 def test_no_store_begins_empty_where_the_restore_after_a_killed_one_fails(folder, replaceable, tmp_path):
