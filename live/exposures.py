@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,6 +109,7 @@ class ExposureLog:
         self._keep_s, self._keep_bytes = keep_days * DAY_S, keep_bytes
         self._rows: list[Exposure] = []
         self._files = 0
+        self._marks: dict[str, int] = {}  # of erasures, at the last flush
         self._retained_s, self._new_bytes = float("-inf"), 0  # when retention last ran, and how much was written since
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
@@ -174,9 +175,11 @@ class ExposureLog:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
         with hold_lock(self.folder / ERASED_LOCK):
-            erased_ms = _read_marks(self.folder)
-            known = [asdict(row) | {"user_id": _leave_out_erased(row, erased_ms)} for row in rows]
+            marks = _read_marks(self.folder)
+            new = dict(marks.items() - self._marks.items())  # no time is compared: the clock may have been set back
+            known = [asdict(row) | {"user_id": _leave_out_erased(row, new)} for row in rows]
             write_table(path, pa.Table.from_pylist(known, SCHEMA))
+            self._marks = marks
         self._files += 1
         self._new_bytes += path.stat().st_size
 
@@ -286,7 +289,8 @@ def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -
 def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     """Set the user id of a user's logged answers to null. Return the number of these answers.
 
-    Gateways will write the answers until `erased_ms` (unix milliseconds) that they have in memory without the id.
+    Gateways will write the answers that they have in memory without the id. Those that follow until a gateway's next flush
+    lose it too. erased_ms: unix milliseconds
     The caller holds the lock of maintenance. Raises ArtifactError for a file that cannot be read.
     """
     (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -350,9 +354,9 @@ def _read_marks(folder: Path) -> dict[str, int]:
         ) from error
 
 
-def _leave_out_erased(answer: Exposure, erased_ms: dict[str, int]) -> int | None:
-    """Return the user id of an answer, None where the user was erased after it."""
-    if answer.user_id is not None and erased_ms and answer.time_ms <= erased_ms.get(digest_user(answer.user_id), -1):
+def _leave_out_erased(answer: Exposure, erased: Container[str]) -> int | None:
+    """Return the user id of an answer, None where the user was erased. erased: from `digest_user`"""
+    if answer.user_id is not None and erased and digest_user(answer.user_id) in erased:
         return None
     return answer.user_id
 
