@@ -223,12 +223,12 @@ def erase(
     else:
         raise ConfigError("Expected either a user or --session, to erase one of them at a time.")
     folder, shared = find_store(repo), open_shared_state(repo)
-    if abandoned := remove_abandoned(repo):
-        out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
     with closing(open_writer(folder, repo)) as writer:
         erasure, counters = erase_user(writer, user_id, shared), writer.store.read_counters()
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
+    if abandoned := remove_abandoned(repo):  # last, because some may belong to another user, who must remove them
+        out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
     if "redis_seen_ms" in counters and not shared:
         out.print(
             f"warning: this store's events were shared in Redis, and the pinned generation of {repo} names none. What Redis "

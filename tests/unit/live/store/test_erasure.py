@@ -19,7 +19,7 @@ from live.erase import erase_user, search_user
 from live.exposures import erase_exposures
 from live.maintenance import Retention, maintain
 from live.replay import count_differences, replay
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, DependencyError, RecommenderError
 from serving.contract.ids import session_id
 from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import PAD_ID
@@ -177,6 +177,15 @@ def test_an_erasure_removes_the_events_that_a_killed_round_of_training_left(writ
     writer.append(purchase(7, 3))
     assert "removed: 1 folders that killed exports or rounds of `export follow` left" in call("erase", "7", "--repo", repo)
     assert not scratch.exists()
+
+
+def test_a_folder_of_a_killed_export_that_cannot_be_removed_stops_no_erasure(writer, folder, tmp_path):
+    staging = tmp_path / ".model_repository.staging"
+    staging.symlink_to(tmp_path)  # which rmtree refuses, as it does a folder of another user
+    writer.append(purchase(7, 3))
+    with pytest.raises(DependencyError, match=r"\.model_repository\.staging, which a killed export or round left, cannot be"):
+        call("erase", "7", "--repo", tmp_path / "model_repository")
+    assert not any(search_user(folder, 7).values())
 
 
 @pytest.mark.parametrize("clean", [lambda writer: erase_user(writer, 7), lambda writer: maintain(writer, FOR_EVER, START_MS)])
