@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -62,6 +63,8 @@ IN_USE = (
     "restore again."
 )
 REPLACED = "replaced"  # the folder of a store that a restored one replaces, with a number, in the store's own folder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -242,9 +245,19 @@ def rename_machine(folder: Path) -> None:
 
 
 def read_proofs(folder: Path) -> list[str]:
-    """Return the proofs of the users who were erased from a store, each as a line of JSON (live/erase.py, Erasure)."""
-    path = folder / PROOFS
-    return path.read_text().splitlines() if path.exists() else []
+    """Return the proofs of the users who were erased from a store, each as a line of JSON (live/erase.py, Erasure).
+
+    A line that a crash cut short is left out, with a warning: that erasure did not end.
+    """
+    path, proofs = folder / PROOFS, list[str]()
+    for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.exists() else (), start=1):
+        try:
+            json.loads(line)
+        except ValueError:
+            log.warning("%s, line %d was cut short, and is skipped. Erase that user again, if nobody did.", path, number)
+        else:
+            proofs.append(line)
+    return proofs
 
 
 def read_erased_marks(folder: Path) -> list[bytes]:

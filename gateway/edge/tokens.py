@@ -29,9 +29,8 @@ def add_token(file: Path, name: str) -> str:
     if name in _parse_tokens(file, text).values():
         raise ConfigError(f"{file} has a token called {name} already. Choose another name, or remove its line to revoke it.")
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    line_end = "" if text.endswith("\n") or not text else "\n"  # an editor may have left it out
     try:
-        append_durably(file, f"{line_end}{name} {hash_token(token)}\n")
+        append_durably(file, f"{name} {hash_token(token)}\n")
     except OSError as error:
         if is_new and file.exists():  # without a token, it would only let a gateway refuse to start
             file.unlink()

@@ -39,9 +39,14 @@ def replace_durably(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_durably(path: Path, text: str) -> None:
-    """Add text to a file that its owner alone may read; nothing of it if the disk is full. Raises OSError."""
+    """Add lines to a file that its owner alone may read; nothing of them if the disk is full. Raises OSError.
+
+    They begin on a line of their own, also where a crash or an editor left the last one without its end.
+    """
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
         size, line = file.seek(0, os.SEEK_END), text.encode()
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            line = b"\n" + line
         try:
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
