@@ -7,7 +7,7 @@ events in both places; readers skip the copies by their sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.contract.durable import replace_durably
+from serving.contract.errors import ArtifactError
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
 from serving.live.reader import Reader, Snapshot
 from serving.live.store import ARCHIVE
@@ -114,12 +115,28 @@ def read_segment(
     """Yield (sequences int64 [N], events) of a segment after the sequence `after`.
 
     names: names of the event kinds, by code; most: the largest N
+    Raises ArtifactError for a damaged file.
     """
-    for part in pq.ParquetFile(segment.path).iter_batches(most):
-        sequences, batch = from_table(pa.Table.from_batches([part]), names)
-        rows = np.flatnonzero(sequences > after)
-        if len(rows):
-            yield sequences[rows], batch.take(rows)
+    with name_damaged(segment.path):
+        for part in pq.ParquetFile(segment.path).iter_batches(most):
+            sequences, batch = from_table(pa.Table.from_batches([part]), names)
+            rows = np.flatnonzero(sequences > after)
+            if len(rows):
+                yield sequences[rows], batch.take(rows)
+
+
+@contextmanager
+def name_damaged(path: Path) -> Iterator[None]:
+    """Raise ArtifactError where a segment cannot be read in the block; one that is gone stays a FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).rstrip(".")
+        raise ArtifactError(
+            f"{path} cannot be read: {reason}. Put the file back from a backup, or move it away; its events are then left out."
+        ) from error
 
 
 def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> Segment:
@@ -232,7 +249,11 @@ def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | Non
 
 
 def read_latest_arrival_ms(segment: Segment) -> int:
-    """Return when a segment's latest event arrived, in unix milliseconds, from the file's statistics."""
-    facts = pq.ParquetFile(segment.path)
+    """Return when a segment's latest event arrived, in unix milliseconds, from the file's statistics.
+
+    Raises ArtifactError for a damaged file.
+    """
+    with name_damaged(segment.path):
+        facts = pq.ParquetFile(segment.path)
     column = facts.schema_arrow.names.index("received_ms")
     return max(facts.metadata.row_group(group).column(column).statistics.max for group in range(facts.num_row_groups))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import stat
 import time
@@ -14,7 +15,7 @@ import pytest
 from live.__main__ import open_writer
 from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table, write_segment
 from live.replay import count_differences, replay
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ArtifactError, ConfigError, RecommenderError
 from serving.contract.tensors import OBSERVE
 from serving.live.events import EventBatch, pack
 from serving.live.layout import Layout
@@ -90,6 +91,17 @@ def test_a_segment_that_retention_removes_before_it_is_read_is_left_out(writer, 
     with called_on_return(lambda: drop_segments(folder, START_MS + DAY_MS, None), list_segments):
         sequences, _ = whole_log(folder)
     assert sequences == list(range(51, 201))
+
+
+@pytest.mark.parametrize("command", [("erase", "7"), ("export", "log.parquet"), ("compact", "--archive-days", "1")])
+def test_a_damaged_segment_is_named_with_a_remedy(writer, folder, clock, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    fill(writer, clock, days=2)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    [segment] = list_segments(folder)
+    os.truncate(segment.path, segment.bytes // 2)
+    with pytest.raises(ArtifactError, match=rf"{segment.path} cannot be read: .*Put the file back from a backup"):
+        call(*command, "--repo", tmp_path / "model_repository")
 
 
 def test_a_segment_whose_file_cannot_be_found_is_an_error_and_not_left_out(writer, folder, clock):
