@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from gateway.followed_rules import FollowedRules
 from gateway.metrics import Metrics
 from gateway.published import LiveItems, Published
+from repository.generations import list_published_generations
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.generations import read_pinned_generation
 from serving.live.opening import open_reader
@@ -30,13 +32,13 @@ class Shop:
     """Names, titles and popular items of the generation that answers. They change when another generation answers."""
 
     def __init__(self, repo: Path, metrics: Metrics) -> None:
-        """Load the pinned generation. Raises ArtifactError or CatalogueError."""
+        """Load the pinned generation, or another one where that is damaged. Raises ArtifactError or CatalogueError."""
         self.repo, self._metrics = repo, metrics
         self._moving: asyncio.Task[None] | None = None
         self._learning: asyncio.Task[None] | None = None
         self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
         self._challenger = Catalogue()  # of the latest challenger; empty before the first one
-        pinned = Published.load(repo, read_pinned_generation(repo))
+        pinned = load_first(repo)
         self.reader = open_reader(repo, pinned.info)
         self._asks_redis = bool(pinned.info.live_redis)
         self._use(pinned, LiveItems(self.reader, pinned))
@@ -247,6 +249,23 @@ class Shop:
         self.published, self.live_items = published, live_items
         self.forget_names(published.generation)  # a challenger that was promoted
         self._metrics.generation.set(published.generation)
+
+
+def load_first(repo: Path) -> Published:
+    """Load the pinned generation. If it cannot be read, load the newest other one: the server starts with another one as well.
+
+    Raises what is wrong with the pinned one if no other can be read either.
+    """
+    pinned = read_pinned_generation(repo)
+    try:
+        return Published.load(repo, pinned)
+    except Exception as error:  # of any kind, as in `_load`
+        for other in sorted(set(list_published_generations(repo)) - {pinned}, reverse=True):
+            with contextlib.suppress(Exception):
+                published = Published.load(repo, other)
+                log.warning("names and popular items are those of generation %d until a server answers: %s", other, error)
+                return published
+        raise
 
 
 def _require_number(what: str, value: int | str | None) -> int:
