@@ -65,14 +65,13 @@ def test_servers_that_only_read_the_repository_move_to_what_a_round_publishes():
     pods = yaml.safe_load((PROJECT / "deploy" / "kubernetes" / "workload" / "statefulset.yaml").read_text())
     in_pod = pods["spec"]["template"]["spec"]["containers"][0]
     in_compose = yaml.safe_load((PROJECT / "deploy" / "compose.cpu.yaml").read_text())["services"]["triton"]
-    assert {"name": "models", "mountPath": "/srv/models", "readOnly": True} in in_pod["volumeMounts"]
+    mount = {"name": "models", "mountPath": "/srv/models", "readOnly": True}
+    assert mount in in_pod["volumeMounts"]
     assert "${REPO:-../model_repository}:/srv/models:ro" in in_compose["volumes"]
     service = PROJECT / "deploy" / "kubernetes" / "overlays" / "kserve" / "inference-service.yaml"
-    (in_kserve,) = (
-        container
-        for container in yaml.safe_load(service.read_text())["spec"]["predictor"]["containers"]
-        if container["name"] == "server"
-    )
+    predictor = yaml.safe_load(service.read_text())["spec"]["predictor"]
+    assert [container["name"] for container in predictor["containers"] if mount not in container["volumeMounts"]] == []
+    (in_kserve,) = (container for container in predictor["containers"] if container["name"] == "server")
     for command, *options in (in_pod["args"], in_compose["command"], in_kserve["args"]):
         assert command == "server"
         assert parse_options(options, server.app, "start")["follow_pin"] is True
