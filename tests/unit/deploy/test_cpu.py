@@ -97,6 +97,22 @@ def test_services_refer_to_what_exists():
     assert "/deploy/secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
 
 
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.cpu.yaml"])
+def test_a_service_gets_every_secret_that_its_settings_name(name):
+    compose = yaml.safe_load((DEPLOY / name).read_text())
+    named: dict[str, set[str]] = {}
+    for service, settings in compose["services"].items():
+        configs = [compose["configs"][each["source"]]["content"] for each in settings.get("configs", ())]
+        folders = [DEPLOY / volume.split(":")[0] for volume in settings.get("volumes", ()) if volume.startswith("./")]
+        files = [path for folder in folders if folder.is_dir() for path in folder.rglob("*.y*ml")]
+        text = "\n".join([*configs, *(path.read_text() for path in files)])
+        if secrets := set(re.findall(r"/run/secrets/(\w+)", text)):
+            named[service] = secrets
+    assert {"gateway", "prometheus", "alertmanager"} <= named.keys()
+    assert named == {service: set(compose["services"][service].get("secrets", ())) for service in named}
+    assert set.union(*named.values()) == compose["secrets"].keys()
+
+
 def test_serve_sh_knows_its_commands():
     run = subprocess.run([DEPLOY / "serve.sh", "dance"], capture_output=True, text=True)
     assert (run.returncode, "dance is no command" in run.stderr) == (2, True)
