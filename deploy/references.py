@@ -33,7 +33,14 @@ def find_reference_faults(documents: list[Document]) -> Iterator[str]:
         target = each["spec"].get("scaleTargetRef") if "spec" in each else None
         if target and (target["kind"], target["name"]) not in known:
             yield f"{name}: scales {target['kind']} {target['name']}, which does not exist"
+        if target and any(is_named(other, target) and "replicas" in other["spec"] for other in documents):
+            yield f"{name}: scales {target['kind']} {target['name']}, which states `replicas`: `kubectl apply` resets it"
     yield from find_route_faults(documents, pods)
+
+
+def is_named(document: Document, target: dict[str, str]) -> bool:
+    """Return whether a scaler's target is this document."""
+    return (document["kind"], document["metadata"]["name"]) == (target["kind"], target["name"])
 
 
 def list_pod_claims(documents: list[Document]) -> set[tuple[str, str]]:

@@ -95,6 +95,7 @@ BROKEN = {
     "PodDisruptionBudget shop: selects": lambda d: d[3]["spec"].update(selector={"matchLabels": {"app": "other"}}),
     "names port grpc": lambda d: d[1]["spec"]["ports"].append({"port": 1, "targetPort": "grpc"}),
     "names port metrics": lambda d: d[2]["spec"]["ingress"][0]["ports"].append({"port": "metrics"}),
+    "scales StatefulSet shop, which states `replicas`": lambda d: d[0]["spec"].update(replicas=2),
     "scales Deployment shop": lambda d: d[4]["spec"].update(scaleTargetRef={"kind": "Deployment", "name": "shop"}),
     "goes to": lambda d: d[6]["spec"]["http"][0]["route"][0]["destination"].update(subset="canary"),
     "no pod is of the subset canary": lambda d: d[5]["spec"]["subsets"].append(
