@@ -7,6 +7,7 @@ import ast
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -245,6 +246,25 @@ def test_the_image_is_built_from_files_that_exist():
     (probed,) = [Path(word) for word in container["livenessProbe"]["exec"]["command"] if word.endswith(".py")]
     assert probed.parent == Path("/opt/recommender")
     assert probed.name in {Path(source).name for source in sources}
+
+
+def test_a_pod_with_a_gpu_copies_the_repository_again_when_its_node_restarts(tmp_path):
+    server = yaml.safe_load((DEPLOY / "kubernetes" / "overlays" / "gpu" / "server.yaml").read_text())
+    (init,) = server["spec"]["template"]["spec"]["initContainers"]
+    published, own = tmp_path / "published", tmp_path / "own"
+    (published / "rank" / "1").mkdir(parents=True)
+    (published / "rank" / "1" / "model.onnx").write_text("former")
+    (published / "rank" / "1" / "model.onnx").chmod(0o444)
+    own.mkdir()
+    command = [word.replace("/published", str(published)).replace("/srv/models", str(own)) for word in init["command"]]
+    subprocess.run(command, check=True)
+    (own / "rank" / "1" / "model.plan").write_text("an engine of the former network")
+    shutil.rmtree(published)  # a merlin export replaces the whole folder
+    (published / "rank" / "1").mkdir(parents=True)
+    (published / "rank" / "1" / "model.onnx").write_text("newer")
+    subprocess.run(command, check=True)
+    files = {str(path.relative_to(own)): path.read_text() for path in own.rglob("*") if path.is_file()}
+    assert files == {"rank/1/model.onnx": "newer"}
 
 
 def test_preflight_names_the_packages_that_the_image_is_built_with():
