@@ -52,6 +52,21 @@ def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, 
         assert host.sharer.read_shared_sequence() == 1
 
 
+def test_what_a_replica_lacked_at_a_failover_is_applied_again_once_the_positions_are_removed(tmp_path, state, redis):
+    """As docs/live.md says."""
+    with machine(tmp_path / "a", redis.address) as host:
+        host.buy((1, 0), (2, 0))
+        key = make_entity_key(PROJECT, USERS_VIEW.join_key, 1)
+        at_replica = redis.client.dump(key)
+        host.buy((1, 1))
+        redis.client.restore(key, 0, at_replica, replace=True)
+        host.buy((2, 1))
+        assert [count_events(state, user) for user in (1, 2)] == [1, 2]
+        redis.client.delete(state.positions_key)
+        host.share_all()
+        assert [count_events(state, user) for user in (1, 2)] == [2, 2]
+
+
 def test_a_restored_store_shares_each_event_once_under_its_new_name(tmp_path, state, redis):
     with machine(tmp_path / "a", redis.address) as host:
         host.buy((1, 0), (1, 1), (1, 2))
