@@ -7,10 +7,11 @@ ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS packages
 COPY requirements/serve.txt requirements/hashes.txt requirements/uv.txt /tmp/requirements/
+# --compile-bytecode: no process can write it on a read-only root, so each would compile its libraries at every start
 RUN python -m venv /opt/recommender/.venv \
  && /opt/recommender/.venv/bin/pip install --no-cache-dir --no-deps --require-hashes -r /tmp/requirements/uv.txt \
- && VIRTUAL_ENV=/opt/recommender/.venv /opt/recommender/.venv/bin/uv pip install --no-cache --no-deps --require-hashes \
-      -r /tmp/requirements/serve.txt -c /tmp/requirements/hashes.txt
+ && VIRTUAL_ENV=/opt/recommender/.venv /opt/recommender/.venv/bin/uv pip install --no-cache --no-deps --compile-bytecode \
+      --require-hashes -r /tmp/requirements/serve.txt -c /tmp/requirements/hashes.txt
 
 FROM ${BASE}
 # libgomp1: numeric wheels built with OpenMP

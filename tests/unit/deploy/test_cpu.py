@@ -39,6 +39,12 @@ def test_the_image_copies_what_exists_and_runs_as_an_ordinary_user():
     assert DOCKERFILE.count("--require-hashes") == 2
 
 
+def test_no_process_compiles_its_libraries_at_every_start():
+    """None can write bytecode: the root is read-only. `server status` takes four times as long without it."""
+    (options,) = re.findall(r"uv pip install ((?:.*\\\n)*.*)", DOCKERFILE)
+    assert "--compile-bytecode" in options.split()
+
+
 def test_the_image_holds_every_package_that_server_and_gateway_import():
     ours = {path.name for path in PROJECT.iterdir() if (path / "__init__.py").exists() or path.name == "serving"}
     wanted, found = {"server", "gateway"}, set[str]()
