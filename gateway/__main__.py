@@ -48,10 +48,7 @@ def serve(
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:
     """Serve a repository at `port` until the process is told to stop. server: host:port of gRPC"""
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
-    servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
-    tls, hedge_after_s = _choose_tls(settings), settings.hedge_after_s
-    recommender = AsyncRecommender(servers, timeouts=timeouts, tls=tls, hedge_after_s=hedge_after_s)
-    challenger = AsyncRecommender(servers, timeouts=timeouts, tls=tls, retries=0)
+    recommender, challenger = make_clients(server, settings)
     app = create_app(repo, recommender, settings, tokens, traced=start_tracing(), challenger=challenger)
     http = make_http_server(app, settings, port)
     serving = asyncio.create_task(http.serve([open_socket(settings.host, port)]))
@@ -61,6 +58,14 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
         address = f"{'https' if settings.certificate else 'http'}://{settings.host}:{port}"
         print_json_line("INFO", "gateway", f"listens at {address}")
     await serving
+
+
+def make_clients(server: str, settings: GatewaySettings) -> tuple[AsyncRecommender, AsyncRecommender]:
+    """Return the clients for the champion and for challengers. A call for a challenger makes one attempt per server at most."""
+    servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
+    tls = _choose_tls(settings)
+    champion = AsyncRecommender(servers, timeouts=timeouts, tls=tls, hedge_after_s=settings.hedge_after_s)
+    return champion, AsyncRecommender(servers, timeouts=timeouts, tls=tls, retries=len(settings.servers))
 
 
 def _choose_tls(settings: GatewaySettings) -> Tls | None:

@@ -73,7 +73,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         raws = request.raw_input_contents or [None] * len(request.inputs)
         inputs = {tensor.name: _array(tensor, raw) for tensor, raw in zip(request.inputs, raws, strict=True)}
         response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
-        for name, array in self.fake.infer(Call(inputs, model=request.model_name)).items():
+        for name, array in self.fake.infer(Call(inputs, model=request.model_name, version=request.model_version)).items():
             response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
             response.raw_output_contents.append(array.tobytes())
         return response

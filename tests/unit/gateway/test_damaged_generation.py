@@ -11,7 +11,12 @@ from tests.repositories import copy_generation
 from tests.unit.gateway.conftest import Gateway, failing
 
 POPULAR = [5, 4, 3]
-DAMAGED = ("recommend/1/popular.json", "recommend/1/manifest.json", "recommend/1/item_ids.npy", "preprocess/1/store/user_ids.npy")
+DAMAGED = (
+    "recommend/1/popular.json",
+    "recommend/1/manifest.json",
+    "recommend/1/item_ids.npy",
+    "preprocess/1/store/user_ids.npy",
+)
 
 
 @pytest.fixture

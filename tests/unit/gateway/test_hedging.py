@@ -13,8 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.__main__ import make_clients
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
+from repository.experiments import start_experiment
+from serving.live.experiment import Experiment
 from tests.unit.clients.grpc_double import GrpcDouble
 from triton_recommender import AsyncRecommender, Timeouts
 
@@ -98,3 +101,25 @@ def test_a_first_server_that_hangs_is_not_waited_for_with_the_defaults(repo):
         answers = ask(repo, [hanging.url, *settings.servers], settings.hedge_after_s, count=2, settings=settings)
         assert [answer["degraded"] for answer in answers] == [[], []]
         assert [items_of(answer) for answer in answers] == [QUICK, QUICK]
+
+
+def test_a_challenger_is_asked_for_at_the_second_server_where_the_first_is_gone(own_repo):
+    """Otherwise an outage of one server looks like failures of the challenger alone, because the champion answers there."""
+    start_experiment(own_repo, Experiment("spring", 1, 2, 0.99))
+    with two_servers() as (gone, quick):
+        gone.stop()
+        quick.fake.challengers[2] = lambda query: [5, 4]
+        settings = GatewaySettings(servers=(quick.url,), deadline_ms=5_000)
+
+        async def ask_once() -> dict:
+            champion, challenger = make_clients(gone.url, settings)
+            app = create_app(own_repo, champion, settings, challenger=challenger)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+                answer = (await http.get("/v1/recommendations", params={"user": "7"})).json()
+            await champion.close()
+            await challenger.close()
+            return answer
+
+        answer = asyncio.run(ask_once())
+        assert answer["degraded"] == []
+        assert (answer["generation"], items_of(answer)) == (2, [5, 4])
