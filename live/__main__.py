@@ -56,6 +56,7 @@ from serving.stages.rules.applied import read_current_version
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 Repo = Annotated[Path, typer.Option(help="model repository; its live store is beside it")]
 DEFAULT = Path("model_repository")
+ROOM_BYTES = 64 << 20  # of commands in a store that is full for events: LMDB writes new pages to free others
 
 
 @app.command()
@@ -190,7 +191,7 @@ def export(
     after: Annotated[int, typer.Option(min=0, max=LAST_SEQUENCE, help="only events after this sequence")] = 0,
 ) -> None:
     """Write the whole log, archive and store, into one Parquet file that its owner alone may read."""
-    folder, count = find_store(repo), 0
+    folder = find_store(repo)
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         names = snapshot.read_event_names()
     tables: Iterator[pa.Table] = (to_table(sequences, batch, names) for sequences, batch in read_log(folder, after))
@@ -200,10 +201,9 @@ def export(
         with replace_durably(target) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
             for table in chain([first], tables):
                 writer.write_table(table)
-                count += len(table)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}. Name a file in a folder with enough space.") from error
-    out.print(f"{count:,} events written to {target}")
+    out.print(f"{pq.read_metadata(target).num_rows:,} events written to {target}")
 
 
 @app.command()
@@ -227,12 +227,12 @@ def erase(
         erasure, counters = erase_user(writer, user_id, shared), writer.store.read_counters()
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
-    if abandoned := remove_abandoned(repo):  # last, because some may belong to another user, who must remove them
+    if abandoned := remove_abandoned(repo):  # last, because only their owner may be able to remove them
         out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
     if "redis_seen_ms" in counters and not shared:
         out.print(
-            f"warning: this store's events were shared in Redis, and the pinned generation of {repo} names none. What Redis "
-            f"has of {described} is still there: erase again with a repository that names it, or remove the key."
+            f"warning: this store was shared in Redis, and the pinned generation of {repo} names none. What Redis has of "
+            f"{described} is still there: erase again with a repository that names it, or remove the key."
         )
     if is_learned(repo, user_id):
         out.print(f"The pinned generation learned from events of {described}: export again, from a data set that has none.")
@@ -391,7 +391,8 @@ def open_writer(folder: Path, repo: Path) -> Writer:
         settings = read_published_settings(repo).writer_settings
     except RecommenderError:  # a store outlives its repository
         settings = WriterSettings()
-    with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+    opened = closing(open_store(folder, settings.store_bytes + ROOM_BYTES))
+    with opened as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return Writer(folder, store.read_layout(), snapshot.read_event_names(), settings=settings)
 
 

@@ -360,7 +360,7 @@ class Writer:
                 "Put it back, or restore a backup, restart the server, and then try again."
             )
         try:
-            with self.store.env.begin(write=True) as txn:
+            with self._begin() as txn:
                 yield txn
         except lmdb.MapFullError as error:
             raise DependencyError(
@@ -372,6 +372,13 @@ class Writer:
                 f"The live store in {self.store.folder} cannot be written: {error}. Nothing was saved. Check the disk, "
                 "and try again."
             ) from error
+
+    def _begin(self) -> lmdb.Transaction[bytes]:
+        try:
+            return self.store.env.begin(write=True)
+        except lmdb.MapResizedError:  # a command used its room in a full store (live/__main__.py); its pages are free since
+            self.store.env.set_mapsize(self.settings.store_bytes)  # LMDB takes at least what is used
+            return self.store.env.begin(write=True)
 
     def _check_readers(self) -> None:
         now_s = time.monotonic()

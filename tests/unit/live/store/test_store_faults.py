@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import resource
 import shutil
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from serving.contract.errors import DependencyError
-from serving.live.events import unpack
+from serving.live.events import EventBatch, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.timeline import Timeline
-from serving.live.writer import Writer
+from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.measurements import measure_store
 from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.commands import call
 from tests.unit.live.conftest import Clock
 from tests.unit.live.twin import StateTwin, differences
 from tests.unit.live.writing import append_for_ever
@@ -67,6 +70,29 @@ def test_a_writer_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
         twin.apply(batch)
         assert differences(twin, snapshot, Layout()) == []
     reader.close()
+
+
+def append_until_full(writer: Writer, count: int) -> None:
+    """Append batches of `count` events until the store is full. Raises DependencyError then."""
+    for number in itertools.count():
+        writer.append(EventBatch.join([purchase(7, 1, event_id=f"{count} {number} {row}".encode()) for row in range(count)]))
+
+
+def compact_by_command(folder: Path) -> None:
+    call("compact", "--keep-days", "0", "--repo", folder.with_name("model_repository"))
+
+
+def test_a_full_store_takes_events_again_once_a_command_has_archived_the_log(folder):
+    with closing(Writer(folder, Layout(), KINDS.names, settings=WriterSettings(store_bytes=4 << 20))) as writer:
+        for count in (500, 20, 1):
+            with pytest.raises(DependencyError, match=r"is full at 4 MiB.*archive the log with `python -m live compact`"):
+                append_until_full(writer, count)
+        last = writer.store.read_progress().last_sequence
+        process = PROCESSES.Process(target=compact_by_command, args=(folder,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert writer.append(purchase(7, 1)).tolist() == [last + 1]
 
 
 @pytest.fixture
