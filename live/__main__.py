@@ -56,7 +56,6 @@ from serving.stages.rules.applied import read_current_version
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 Repo = Annotated[Path, typer.Option(help="model repository; its live store is beside it")]
 DEFAULT = Path("model_repository")
-ROOM_BYTES = 64 << 20  # of commands in a store that is full for events: LMDB writes new pages to free others
 
 
 @app.command()
@@ -391,7 +390,7 @@ def open_writer(folder: Path, repo: Path) -> Writer:
         settings = read_published_settings(repo).writer_settings
     except RecommenderError:  # a store outlives its repository
         settings = WriterSettings()
-    opened = closing(open_store(folder, settings.store_bytes + ROOM_BYTES))
+    opened = closing(open_store(folder, settings.store_bytes))
     with opened as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return Writer(folder, store.read_layout(), snapshot.read_event_names(), settings=settings)
 

@@ -178,6 +178,7 @@ class EventConsumer:
                 refusals += [Refusal(int(row), REUSED_ID) for row in rows[reused]]
                 batch = batch.take(np.delete(np.arange(len(batch)), reused))
             if len(batch):
+                writer.check_room(txn)
                 writer.append_within(txn, batch)
             refused = [refusal for refusal in refusals if is_new[refusal.row]]
             ends = {int(number): int(offsets[partitions == number].max()) + 1 for number in np.unique(partitions)}

@@ -43,7 +43,8 @@ COUNTERS, MACHINE, ERASED = b"counters", b"machine", b"erased "
 FORMER = b"former machines"  # JSON: names that a restored store had before, each with the last sequence under that name
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 LEARNED = "learned"  # folder of weights that the next generation starts from (training/models/warm_start.py)
-DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
+DEFAULT_BYTES = 64 << 30  # of events and state; the file grows as it is used
+ROOM_BYTES = 64 << 20  # beyond them, for commands that free pages of a full store: LMDB first writes new ones
 MAX_READERS = 512  # threads of all processes that read at the same time
 SPARE_TRANSACTIONS = 8  # LMDB keeps them for reuse, so that a read begins without an allocation
 
@@ -83,7 +84,7 @@ class Store:
         try:
             self.env = lmdb.open(
                 str(folder),
-                map_size=store_bytes,
+                map_size=store_bytes + ROOM_BYTES,
                 max_dbs=len(DATABASES),
                 max_readers=MAX_READERS,
                 max_spare_txns=SPARE_TRANSACTIONS,
@@ -144,8 +145,14 @@ class Store:
         return sum(path.stat().st_size for path in (self.folder / ARCHIVE).glob("*.parquet"))
 
     def measure_size_bytes(self) -> int:
-        """Return the size of the environment's file."""
+        """Return the size of the environment's file, which never shrinks."""
         return os.fstat(self._file).st_size
+
+    def measure_used_bytes(self, txn: lmdb.Transaction[bytes]) -> int:
+        """Return the bytes of all pages that hold data."""
+        dbs = (self.events, self.users, self.items, self.seen, self.keys, self.columns, self.changes, self.meta, self.seeds)
+        pages = [txn.stat(db) for db in dbs]
+        return sum(each["psize"] * (each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"]) for each in pages)
 
     def close_files(self) -> None:
         """Close the environment, even while others have it open."""
@@ -168,7 +175,7 @@ _OPEN: dict[Path, Store] = {}
 def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = False) -> Store:
     """Return the store of a folder; if this process has it open already, the same one.
 
-    store_bytes: size at which the store is full; create: make folder and databases if they are missing
+    store_bytes: size at which the store is full for events; create: make folder and databases if they are missing
     Raises ConfigError for a folder that is not ours, DependencyError for a store that cannot be opened.
     """
     folder = Path(os.path.abspath(folder))

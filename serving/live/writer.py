@@ -146,6 +146,7 @@ class Writer:
             if reused := self.ids.find_reused(txn, batch, self.now_ms()):
                 raise RequestError(REUSED_ID, reused)
             self._check_clock(txn, batch.headers)
+            self.check_room(txn)
             return self.append_within(txn, batch)
 
     def _check_clock(self, txn: lmdb.Transaction[bytes], headers: np.ndarray) -> None:
@@ -360,25 +361,27 @@ class Writer:
                 "Put it back, or restore a backup, restart the server, and then try again."
             )
         try:
-            with self._begin() as txn:
+            with self.store.env.begin(write=True) as txn:
                 yield txn
         except lmdb.MapFullError as error:
-            raise DependencyError(
-                f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MiB. "
-                "Raise [live] store_bytes, or archive the log with `python -m live compact`."
-            ) from error
+            raise self._make_full_error() from error
         except lmdb.Error as error:
             raise DependencyError(
                 f"The live store in {self.store.folder} cannot be written: {error}. Nothing was saved. Check the disk, "
                 "and try again."
             ) from error
 
-    def _begin(self) -> lmdb.Transaction[bytes]:
-        try:
-            return self.store.env.begin(write=True)
-        except lmdb.MapResizedError:  # a command used its room in a full store (live/__main__.py); its pages are free since
-            self.store.env.set_mapsize(self.settings.store_bytes)  # LMDB takes at least what is used
-            return self.store.env.begin(write=True)
+    def check_room(self, txn: lmdb.Transaction[bytes]) -> None:
+        """Raise DependencyError if the store is full for events. The file stays as large as it ever was, so pages count."""
+        most = self.settings.store_bytes
+        if self.store.measure_size_bytes() > most and self.store.measure_used_bytes(txn) > most:
+            raise self._make_full_error()
+
+    def _make_full_error(self) -> DependencyError:
+        return DependencyError(
+            f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MiB. "
+            "Raise [live] store_bytes, or archive the log with `python -m live compact`."
+        )
 
     def _check_readers(self) -> None:
         now_s = time.monotonic()

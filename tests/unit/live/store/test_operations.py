@@ -272,13 +272,6 @@ def test_commands_write_with_the_settings_of_the_export(repository, observe):
         assert (writer.settings.key_days, writer.settings.lateness_s) == (30.0, 3_600.0)
 
 
-def test_a_command_has_room_in_a_store_that_is_full_for_events(folder):
-    """LMDB writes new pages before it frees others."""
-    Writer(folder, Layout(), KINDS.names).close()
-    with closing(open_writer(folder, folder.with_name("model_repository"))) as writer:
-        assert writer.store.env.info()["map_size"] > writer.settings.store_bytes
-
-
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_compaction_by_hand_keeps_what_the_generation_does_not_know_and_warns_where_it_must_not(repository, is_known):
     """A stage that starts counts live events from the store alone."""
