@@ -21,6 +21,7 @@ from serving.contract.errors import run_program
 from serving.contract.logs import configure_logging, print_json_line
 from triton_recommender import AsyncRecommender, Timeouts, Tls
 from triton_recommender import RecommenderError as ClientError
+from triton_recommender.endpoints import MAX_RETRIES
 
 app = typer.Typer(help="REST in front of a tritonserver, in the shop's own ids.", no_args_is_help=True, add_completion=False)
 
@@ -61,11 +62,11 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
 
 
 def make_clients(server: str, settings: GatewaySettings) -> tuple[AsyncRecommender, AsyncRecommender]:
-    """Return the clients for the champion and for challengers. A call for a challenger makes one attempt per server at most."""
+    """Return the clients for the champion and for challengers. A challenger is asked as often as there are servers."""
     servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
     tls = _choose_tls(settings)
     champion = AsyncRecommender(servers, timeouts=timeouts, tls=tls, hedge_after_s=settings.hedge_after_s)
-    return champion, AsyncRecommender(servers, timeouts=timeouts, tls=tls, retries=len(settings.servers))
+    return champion, AsyncRecommender(servers, timeouts=timeouts, tls=tls, retries=min(len(settings.servers), MAX_RETRIES))
 
 
 def _choose_tls(settings: GatewaySettings) -> Tls | None:

@@ -38,10 +38,10 @@ class Shop:
         self._learning: asyncio.Task[None] | None = None
         self._failed_s: dict[int, float] = {}  # generation -> when it could not be read
         self._challenger = Catalogue()  # of the latest challenger; empty before the first one
-        pinned = load_first(repo)
-        self.reader = open_reader(repo, pinned.info)
-        self._asks_redis = bool(pinned.info.live_redis)
-        self._use(pinned, LiveItems(self.reader, pinned))
+        first = load_first(repo)
+        self.reader = open_reader(repo, first.info)
+        self._asks_redis = bool(first.info.live_redis)
+        self._use(first, LiveItems(self.reader, first))
 
     async def move_to(self, generation: int, within_s: float) -> None:
         """Use names and popular items of another generation. Keep the present ones if it cannot be read.
@@ -252,7 +252,7 @@ class Shop:
 
 
 def load_first(repo: Path) -> Published:
-    """Load the pinned generation. If it cannot be read, load the newest other one: the server starts with another one as well.
+    """Load the pinned generation, or the newest other one that can be read, as the server starts with another one as well.
 
     Raises what is wrong with the pinned one if no other can be read either.
     """

@@ -279,9 +279,9 @@ def find_sources(
     neighbours, n_published = retrieve.search.neighbours, len(retrieve.search.neighbours.positions) - 1
     history = retrieve.items.find_positions(trace["history_ids"])
     weights = compute_recency_weights(history, retrieve.items.n_items)[0]
-    asked = np.array([positions], np.int64)
-    taken_together, _ = retrieve.outputs.sum_strengths(history, asked)
-    found = retrieve.outputs.find_sources(retrieve.compute_user_vectors(trace, history), history, asked, taken_together)[0]
+    item_positions, vectors = np.array([positions], np.int64), retrieve.compute_user_vectors(trace, history)
+    taken_together, _ = retrieve.outputs.sum_strengths(history, item_positions)
+    [source_bits] = retrieve.outputs.find_sources(vectors, history, item_positions, taken_together)
 
     def find_contributors(position: int) -> list[tuple[int, float]]:
         shares: dict[int, float] = {}
@@ -296,7 +296,7 @@ def find_sources(
             [name for bit, name in SOURCE_NAMES.items() if bit & bits],
             find_contributors(position) if position < n_published else [],
         )
-        for position, bits in zip(positions, found.tolist(), strict=True)
+        for position, bits in zip(positions, source_bits.tolist(), strict=True)
     ]
 
 

@@ -78,9 +78,10 @@ def insert_newest(
 
 
 def put_first(users: np.ndarray, fields: Mapping[str, np.ndarray], rows: np.ndarray) -> bool:
-    """Do what `insert_newest` does where each event is the only one of its user, and the newest, as most often.
+    """Insert events like `insert_newest` if each is the only one of its user, and the newest: the usual case.
 
-    Otherwise change nothing and return False. fields: the lists' field of items, that of times, and others, with values [N]
+    Otherwise change nothing and return False. users: records [U]; rows: int64 [N] record of each event
+    fields: the lists' field of items, that of times, and others, with the events' values [N]
     """
     (ids_field, _), (times_field, times), *_ = fields.items()
     if len(set(rows.tolist())) < len(rows):

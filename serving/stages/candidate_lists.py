@@ -1,4 +1,4 @@
-"""Find the candidates of user vectors: the C best items that may be served, and what proposes each of them."""
+"""Find the candidates of user vectors: the C best items that may be served, and the sources that propose each of them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,10 @@ class RetrieveOutputs:
         return positions, scores
 
     def sum_strengths(self, history: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return what `PairCounts.sum_strengths` says of items, int64 [B, C]; zeros without a live store."""
+        """Return how often items were taken together since the export, two float32 [B, C], as `PairCounts.sum_strengths`.
+
+        Both are 0 without a live store. history: int64 [B, H]; positions: int64 [B, C]
+        """
         if self.live_items and self.live_items.pairs:
             return self.live_items.pairs.pairs.sum_strengths(history, positions)
         return np.zeros(positions.shape, np.float32), np.zeros(positions.shape, np.float32)

@@ -23,7 +23,7 @@ OWN_ITEMS = 3  # latest distinct items of a history whose companions count
 MOST_CANDIDATES = 32  # companions that become candidates
 STRONGEST = 64  # of each item, from which these are chosen
 FIRST_SLOTS, FIRST_POOL = 64, 4_096
-MOST_PLACES = 1 << 24  # 128 MiB: about 17,000 items with all of their companions, or millions with a few
+MOST_PLACES = 1 << 24  # 128 MiB: some 25,000 items with all of their companions, or millions with a few
 
 
 class Companions(NamedTuple):
@@ -51,7 +51,7 @@ class Companions(NamedTuple):
         return Companions(starts, lengths, sizes, self.positions, self.counts)
 
     def pack(self, most_places: int) -> tuple[Companions, int]:
-        """Return the same rows in a larger pool, without the places that moves left behind, and how many places are in use."""
+        """Return the same rows without places between them, in a pool of at most `most_places`, and how many are used."""
         lengths, is_used = self.lengths, self.lengths > 0
         spare = np.where(is_used, lengths // 4 + 2, 0)
         places = min(max(FIRST_POOL, 2 * int((lengths + spare).sum())), most_places)
@@ -67,7 +67,7 @@ class Companions(NamedTuple):
 class PairCounts:
     """The companions of each item.
 
-    most_places: of the pool, at least FIRST_POOL; when all are in use, rows keep the size that they have
+    most_places: of the pool, at least FIRST_POOL; once such a pool has no place left behind its last row, rows no longer grow
     slot_of: int32 [n_items + 1], the row of an item with companions, -1 for others; n_slots: rows in use; n_places: of the pool
     sums: float32 [n_items + 1], scratch of the loops, 0 between calls: one thread at a time may call this object
     """
@@ -142,7 +142,7 @@ class PairCounts:
 
 @compiled
 def copy_rows(rows, packed):
-    """Copy each row to its start in another pool."""
+    """Copy each row to its start in another pool. rows, packed: the arrays of `Companions`, of S slots each"""
     starts, lengths, _, positions, counts = rows
     for slot in range(len(starts)):
         old, new, length = starts[slot], packed[0][slot], lengths[slot]
