@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,7 +109,9 @@ class ExposureLog:
         self._keep_s, self._keep_bytes = keep_days * DAY_S, keep_bytes
         self._rows: list[Exposure] = []
         self._files = 0
-        self._marks: dict[str, int] = {}  # of erasures, at the last flush
+        self._marks: dict[str, int] = {}  # of erasures, at the last flush: a mark that is new applies to all that is in memory
+        with suppress(OSError, ArtifactError):  # every flush reads them too, and reports it
+            self._marks = _read_marks(self.folder)
         self._retained_s, self._new_bytes = float("-inf"), 0  # when retention last ran, and how much was written since
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
@@ -176,8 +178,7 @@ class ExposureLog:
         path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
         with hold_lock(self.folder / ERASED_LOCK):
             marks = _read_marks(self.folder)
-            new = dict(marks.items() - self._marks.items())  # no time is compared: the clock may have been set back
-            known = [asdict(row) | {"user_id": _leave_out_erased(row, new)} for row in rows]
+            known = [asdict(row) | {"user_id": _leave_out_erased(row, marks, self._marks)} for row in rows]
             write_table(path, pa.Table.from_pylist(known, SCHEMA))
             self._marks = marks
         self._files += 1
@@ -289,8 +290,8 @@ def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -
 def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:
     """Set the user id of a user's logged answers to null. Return the number of these answers.
 
-    Gateways will write the answers that they have in memory without the id. Those that follow until a gateway's next flush
-    lose it too. erased_ms: unix milliseconds
+    Gateways will write the answers that they have in memory, and all from before `erased_ms` (unix milliseconds), without the
+    id. Those that follow until a gateway's next flush lose it too.
     The caller holds the lock of maintenance. Raises ArtifactError for a file that cannot be read.
     """
     (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
@@ -354,11 +355,16 @@ def _read_marks(folder: Path) -> dict[str, int]:
         ) from error
 
 
-def _leave_out_erased(answer: Exposure, erased: Container[str]) -> int | None:
-    """Return the user id of an answer, None where the user was erased. erased: from `digest_user`"""
-    if answer.user_id is not None and erased and digest_user(answer.user_id) in erased:
-        return None
-    return answer.user_id
+def _leave_out_erased(answer: Exposure, marks: Mapping[str, int], known: Mapping[str, int]) -> int | None:
+    """Return the user id of an answer, None where the user was erased. marks: of erasures; known: those of the last flush
+
+    A mark that is not known applies whatever the answer's time is, because the clock may have been set back.
+    """
+    if answer.user_id is None or not marks:
+        return answer.user_id
+    user = digest_user(answer.user_id)
+    is_erased = user in marks and (marks[user] != known.get(user) or answer.time_ms <= marks[user])
+    return None if is_erased else answer.user_id
 
 
 def digest_user(user_id: int) -> str:

@@ -176,6 +176,25 @@ def test_an_erased_users_answers_that_were_not_written_yet_become_nobodys(tmp_pa
     assert read_exposures(tmp_path)["user_id"].to_pylist() == [None, 4, 3]
 
 
+def test_an_answer_from_before_an_erasure_is_nobodys_however_late_it_is_added(tmp_path):
+    log = open_log(tmp_path, now=2_000.0)
+    erase_exposures(tmp_path, 3, NOW_MS)
+    for time_ms in (NOW_MS - 1, NOW_MS + 1):
+        log.add(replace(ANSWER, request_id=f"r{time_ms}", time_ms=time_ms, user_id=4))
+    log.flush()
+    for time_ms in (NOW_MS - 1, NOW_MS + 1):
+        log.add(replace(ANSWER, request_id=f"r{time_ms}", time_ms=time_ms, user_id=3))
+    log.close()
+    assert read_exposures(tmp_path)["user_id"].to_pylist() == [4, 4, None, 3]
+
+
+def test_a_user_who_is_back_after_an_erasure_is_known_to_a_gateway_that_starts_anew(tmp_path):
+    write(tmp_path, answers(5))
+    erase_exposures(tmp_path, 3, NOW_MS)
+    write(tmp_path, [replace(ANSWER, time_ms=NOW_MS + 1, user_id=3)], now=2_000.0)
+    assert read_exposures(tmp_path)["user_id"].to_pylist() == [0, 1, 2, None, 4, 3]
+
+
 def test_marks_of_erasures_go_after_a_week(tmp_path):
     week_ms = 7 * 86_400 * 1_000
     erase_exposures(tmp_path, 3, erased_ms=2_000)
