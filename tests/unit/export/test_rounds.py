@@ -15,6 +15,7 @@ import pytest
 from repository.rounds import RUNNING_FILE, mark_round, read_round, read_running, record_round
 from serving.contract.locks import hold_lock
 from serving.contract.rounds import ROUND_LOCK_FILE, make_scratch_prefix, remove_abandoned
+from serving.contract.tensors import ENSEMBLE
 from tests.present import present
 
 ROUND = """
@@ -114,3 +115,13 @@ def test_what_killed_rounds_and_exports_left_is_removed_unless_one_runs(tmp_path
     scratch.mkdir()
     shutil.rmtree(repo)  # its live store, and what is to be erased, may outlive it
     assert remove_abandoned(repo) == 1
+
+
+def test_a_staging_folder_inside_a_repository_is_left_to_exports_because_one_elsewhere_may_write_it(tmp_path, caplog):
+    """A repository that is a mount of its own is shared, and the lock of its exports is beside it on each machine."""
+    repo = tmp_path / "model_repository"
+    staging = repo / ENSEMBLE / ".staging"
+    staging.mkdir(parents=True)
+    assert remove_abandoned(repo) == 0
+    assert staging.is_dir()
+    assert f"{staging} stays, with events of users" in caplog.text
