@@ -6,7 +6,6 @@ import calendar
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
 from datetime import datetime
@@ -14,11 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 
-from live.archive import LAST_SEQUENCE, drop_segments, read_log, to_table
+from live.archive import LAST_SEQUENCE, drop_segments, export_log
 from live.archive import compact as compact_log
 from live.backup import back_up
 from live.backup import restore as restore_backup
@@ -34,7 +31,6 @@ from live.printing import describe_counts, format_time, out, show_columns, show_
 from live.replay import replay as replay_log
 from live.sharing import Sharer
 from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
-from serving.contract.durable import replace_durably
 from serving.contract.errors import ConfigError, RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import session_id
@@ -190,19 +186,8 @@ def export(
     after: Annotated[int, typer.Option(min=0, max=LAST_SEQUENCE, help="only events after this sequence")] = 0,
 ) -> None:
     """Write the whole log, archive and store, into one Parquet file that its owner alone may read."""
-    folder = find_store(repo)
-    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
-        names = snapshot.read_event_names()
-    tables: Iterator[pa.Table] = (to_table(sequences, batch, names) for sequences, batch in read_log(folder, after))
-    if (first := next(tables, None)) is None:
-        raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
-    try:  # a failure leaves an earlier export as it was
-        with replace_durably(target) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
-            for table in chain([first], tables):
-                writer.write_table(table)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}. Name a file in a folder with enough space.") from error
-    out.print(f"{pq.read_metadata(target).num_rows:,} events written to {target}")
+    count = export_log(find_store(repo), target, after)
+    out.print(f"{count:,} events written to {target}")
 
 
 @app.command()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.contract.durable import replace_durably
-from serving.contract.errors import ArtifactError
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
 from serving.live.reader import Reader, Snapshot
 from serving.live.store import ARCHIVE
@@ -153,6 +153,34 @@ def write_table(path: Path, table: pa.Table) -> None:
     """Replace a Parquet file as a whole, readable by its owner alone."""
     with replace_durably(path) as file:
         pq.write_table(table, file, compression="zstd")
+
+
+def export_log(folder: Path, target: Path, after: int = 0) -> int:
+    """Write the log after the sequence `after` into one Parquet file, as `write_table` does. Return the number of its events.
+
+    Raises ConfigError if there is none or `target` cannot be written, ArtifactError if the log cannot be read.
+    """
+    tables = read_tables(folder, after)
+    if (first := next(tables, None)) is None:
+        raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
+    try:  # a failure leaves an earlier export as it was
+        with replace_durably(target) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}. Name a file in a folder with enough space.") from error
+    return pq.read_metadata(target).num_rows
+
+
+def read_tables(folder: Path, after: int) -> Iterator[pa.Table]:
+    """Yield the log after the sequence `after` as tables, in order (`to_table`). Raises ArtifactError if it cannot be read."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        names = snapshot.read_event_names()
+    try:
+        for sequences, batch in read_log(folder, after):
+            yield to_table(sequences, batch, names)
+    except OSError as error:
+        raise ArtifactError(f"The log in {folder} cannot be read: {error}. Correct that, and try again.") from error
 
 
 def to_table(sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> pa.Table:

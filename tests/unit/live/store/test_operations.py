@@ -265,6 +265,17 @@ def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, 
     assert (target.read_bytes(), list(tmp_path.glob(".log*"))) == (before, [])
 
 
+def test_an_export_of_a_log_that_cannot_be_read_does_not_blame_its_target(writer, folder, clock, tmp_path):
+    fill(writer, clock, days=2)
+    for days in (1, 2):
+        compact(writer, older_than_ms=START_MS + days * DAY_MS)
+    _, latest = list_segments(folder)
+    latest.path.unlink()
+    latest.path.symlink_to(folder / "another disk")  # which is not mounted
+    with pytest.raises(ArtifactError, match=rf"The log in {folder} cannot be read: .*{latest.path.name}"):
+        call("export", tmp_path / "log.parquet", "--repo", tmp_path / "model_repository")
+
+
 def test_commands_write_with_the_settings_of_the_export(repository, observe):
     """Otherwise a round of maintenance forgets event ids that the export promised to recognise."""
     change_stage(repository, OBSERVE, {"key_days": 30.0, "lateness_s": 3_600.0})
