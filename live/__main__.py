@@ -211,17 +211,19 @@ def erase(
         erasure, counters = erase_user(writer, user_id, shared), writer.store.read_counters()
     out.print(f"removed: {describe_counts(erasure.removed)}")
     out.print(f"left: {describe_counts(erasure.left)}")
-    if abandoned := remove_abandoned(repo):  # last, because only their owner may be able to remove them
-        out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
     if "redis_seen_ms" in counters and not shared:
         out.print(
             f"warning: this store was shared in Redis, and the pinned generation of {repo} names none. What Redis has of "
             f"{described} is still there: erase again with a repository that names it, or remove the key."
         )
+    is_unknown = False
     if is_learned(repo, user_id):
         out.print(f"The pinned generation learned from events of {described}: export again, from a data set that has none.")
-    elif not any(erasure.removed.values()):
+    elif is_unknown := not any(erasure.removed.values()):
         out.print(f"warning: nothing was known of {described}. Is that the id as the shop writes it?")
+    if abandoned := remove_abandoned(repo):  # last, because only their owner may be able to remove them
+        out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
+    if is_unknown:
         raise typer.Exit(1)
 
 

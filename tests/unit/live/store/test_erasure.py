@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from live.__main__ import app
 from live.archive import compact
 from live.erase import erase_user, search_user
 from live.exposures import erase_exposures
@@ -182,9 +184,13 @@ def test_an_erasure_removes_the_events_that_a_killed_round_of_training_left(writ
 def test_a_folder_of_a_killed_export_that_cannot_be_removed_stops_no_erasure(writer, folder, tmp_path):
     staging = tmp_path / ".model_repository.staging"
     staging.symlink_to(tmp_path)  # which rmtree refuses, as it does a folder of another user
+    with writer.transaction() as txn:
+        writer.count(txn, {}, redis_seen_ms=START_MS)
     writer.append(purchase(7, 3))
-    with pytest.raises(DependencyError, match=r"\.model_repository\.staging, which a killed export or round left, cannot be"):
-        call("erase", "7", "--repo", tmp_path / "model_repository")
+    result = CliRunner().invoke(app, ["erase", "7", "--repo", str(tmp_path / "model_repository")])
+    assert isinstance(result.exception, DependencyError)
+    assert ".model_repository.staging, which a killed export or round left, cannot be removed" in str(result.exception)
+    assert "What Redis has of user '7' is still there" in " ".join(result.output.split())
     assert not any(search_user(folder, 7).values())
 
 
