@@ -89,7 +89,6 @@ def remove_learned(folder: Path) -> None:
 
 def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Erasure:
     folder = writer.store.folder
-    remove_unfinished(folder)
     removed = dict(erase_from_store(writer, user_id))
     rewritten = {}
     for segment in list_segments(folder):
@@ -103,6 +102,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     resume(writer, USERS_VIEW, [user_id])  # the user's events are anonymized, so none is left to wait for Redis
     if shared:
         removed["fields in Redis"] = shared.delete(USERS_VIEW, user_id)
+    remove_unfinished(folder)  # last, because only their owner may be able to remove them; without it there is no proof
     erasure = Erasure(digest_user(user_id), read_wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     append_durably(folder / PROOFS, json.dumps(asdict(erasure)) + "\n")
     if any(erasure.left.values()):

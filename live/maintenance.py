@@ -84,7 +84,10 @@ def maintain(
     generation: what the serving generation knows of users; None: no user is evicted for it (`evict_surpassed`)
     """
     folder = writer.store.folder
-    remove_unfinished(folder)
+    try:  # first, because they may fill the disk
+        remove_unfinished(folder)
+    except DependencyError as error:  # the round goes on, or the store would grow meanwhile
+        log.warning("%s", error)
     archived, written = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
@@ -99,15 +102,24 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what killed processes left of copies of a store, and of drafts of segments and answers: they hold users' events.
 
     The caller holds the lock of maintenance, as all do that write these. Only gateways, which write answers, hold another lock.
+    Raises DependencyError for one that cannot be removed.
     """
-    for copy in (*folder.glob(RESTORING), *folder.glob(f"{REPLAYING}*")):
-        shutil.rmtree(copy)
-    for draft in (folder / ARCHIVE).glob(".events-*"):
-        draft.unlink()
+    for path in (*folder.glob(RESTORING), *folder.glob(f"{REPLAYING}*"), *(folder / ARCHIVE).glob(".events-*")):
+        _remove(path)
     if (folder / EXPOSURES).exists():
         with hold_lock(folder / EXPOSURES / ERASED_LOCK):
             for draft in (folder / EXPOSURES).glob(".exposures-*"):
-                draft.unlink()
+                _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise DependencyError(
+            f"{path}, which a killed command or gateway left with events of users, cannot be removed: {error}. Remove it, "
+            "and try again."
+        ) from error
 
 
 def choose_archived_until(writer: Writer, key_days: float, now_ms: int, exported_until_ms: int | None) -> int:

@@ -194,6 +194,19 @@ def test_a_folder_of_a_killed_export_that_cannot_be_removed_stops_no_erasure(wri
     assert not any(search_user(folder, 7).values())
 
 
+def test_a_copy_that_cannot_be_removed_stops_neither_an_erasure_nor_maintenance(writer, folder, clock, caplog):
+    fill(writer, clock, days=1)
+    copy = folder / ".replaying-abcd1234"
+    copy.symlink_to(folder.parent)  # which rmtree refuses, as it does a folder of another user
+    named = f"{copy}, which a killed command or gateway left with events of users, cannot be removed"
+    assert maintain(writer, FOR_EVER, clock.ms + 9 * DAY_MS).archived == 50
+    assert named in caplog.text
+    with pytest.raises(DependencyError, match=named):
+        erase_user(writer, 7)
+    assert not any(search_user(folder, 7).values())
+    assert not (folder / "erasures.jsonl").exists()
+
+
 @pytest.mark.parametrize("clean", [lambda writer: erase_user(writer, 7), lambda writer: maintain(writer, FOR_EVER, START_MS)])
 @pytest.mark.parametrize("command", [archive_until_killed, log_answer_until_killed, replay_until_killed, restore_until_killed])
 def test_copies_of_events_and_answers_that_killed_processes_left_are_removed(command, clean, folder):
