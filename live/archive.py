@@ -134,8 +134,11 @@ def name_damaged(path: Path) -> Iterator[None]:
         raise
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).rstrip(".")
+        if isinstance(error, OSError) and error.errno is not None:  # the system refused it: the file may be intact
+            raise ArtifactError(f"{path} cannot be read: {reason}. Correct that, and try again.") from error
         raise ArtifactError(
-            f"{path} cannot be read: {reason}. Put the file back from a backup, or move it away; its events are then left out."
+            f"{path} is damaged and cannot be read: {reason}. Put the file back from a backup, or move it away; its events are "
+            "then left out, and erasures do not reach it."
         ) from error
 
 

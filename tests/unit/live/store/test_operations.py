@@ -100,8 +100,18 @@ def test_a_damaged_segment_is_named_with_a_remedy(writer, folder, clock, tmp_pat
     compact(writer, older_than_ms=START_MS + DAY_MS)
     [segment] = list_segments(folder)
     os.truncate(segment.path, segment.bytes // 2)
-    with pytest.raises(ArtifactError, match=rf"{segment.path} cannot be read: .*Put the file back from a backup"):
+    with pytest.raises(ArtifactError, match=rf"{segment.path} is damaged .*Put the file back from a backup"):
         call(*command, "--repo", tmp_path / "model_repository")
+
+
+def test_a_segment_that_the_system_refuses_to_read_is_not_called_damaged(writer, folder, clock):
+    fill(writer, clock, days=2)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    [segment] = list_segments(folder)
+    segment.path.rename(folder / "intact")
+    segment.path.symlink_to(segment.path.name)  # to itself: ELOOP
+    with pytest.raises(ArtifactError, match=rf"{segment.path} cannot be read: .*Correct that, and try again"):
+        whole_log(folder)
 
 
 def test_a_segment_whose_file_cannot_be_found_is_an_error_and_not_left_out(writer, folder, clock):
