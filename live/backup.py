@@ -247,14 +247,14 @@ def rename_machine(folder: Path) -> None:
 def read_proofs(folder: Path) -> list[str]:
     """Return the proofs of the users who were erased from a store, each as a line of JSON (live/erase.py, Erasure).
 
-    A line that a crash cut short is left out, with a warning: that erasure did not end.
+    A line that is none is left out, with a warning: a crash cut it short, so that erasure did not end.
     """
     path, proofs = folder / PROOFS, list[str]()
     for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.exists() else (), start=1):
         try:
-            json.loads(line)
-        except ValueError:
-            log.warning("%s, line %d was cut short, and is skipped. Erase that user again, if nobody did.", path, number)
+            bytes.fromhex(json.loads(line)["user_digest"])
+        except (ValueError, KeyError, TypeError):
+            log.warning("%s, line %d is no proof, and is skipped. Erase that user again, if nobody did.", path, number)
         else:
             proofs.append(line)
     return proofs

@@ -176,16 +176,19 @@ def test_users_who_were_erased_after_the_backup_are_erased_from_the_restored_sto
     assert replay(folder).is_equal
 
 
-def test_a_proof_of_an_erasure_that_a_crash_cut_short_loses_no_other(folder, tmp_path, caplog):
+@pytest.mark.parametrize(
+    "line", ['{"user_digest": "2c62', "12", "null", "[]", "{}", '{"user_digest": null}', '{"user_digest": []}']
+)
+def test_a_proof_of_an_erasure_that_a_crash_cut_short_loses_no_other(folder, tmp_path, caplog, line):
     with closing(Writer(folder, Layout(), KINDS.names)) as writer:
         writer.append(purchase(8, 1))
         back_up(folder, tmp_path / "backup")
-        (folder / "erasures.jsonl").write_text('{"user_digest": "2c62')
+        (folder / "erasures.jsonl").write_text(line)
         erase_user(writer, 8)
     assert restore(tmp_path / "backup", folder, replace=True).erased == 1
     assert not any(search_user(folder, 8).values())
     assert caplog.messages == [
-        f"{folder}/erasures.jsonl, line 1 was cut short, and is skipped. Erase that user again, if nobody did."
+        f"{folder}/erasures.jsonl, line 1 is no proof, and is skipped. Erase that user again, if nobody did."
     ]
 
 
