@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from live import maintenance
 from live.__main__ import app
 from live.archive import compact
 from live.erase import erase_user, search_user
@@ -43,6 +44,7 @@ from tests.unit.live.writing import (
     replay_until_killed,
     restore_until_killed,
 )
+from tests.waiting import until
 
 FOR_EVER = Retention(key_days=7.0, archive_days=0.0, archive_bytes=0, idle_days=0.0, most_users=0)
 
@@ -226,7 +228,8 @@ def test_copies_of_events_and_answers_that_killed_processes_left_are_removed(com
     assert list_hidden() == []
 
 
-def test_a_repair_does_not_bring_back_a_user_who_is_erased_meanwhile(writer, folder):
+def test_a_repair_does_not_bring_back_a_user_who_is_erased_meanwhile(writer, folder, monkeypatch, caplog):
+    monkeypatch.setattr(maintenance, "NOTED_S", 0.0)
     writer.append(EventBatch.join([purchase(7, 3), purchase(8, 3)]))
     with writer.transaction() as txn:
         txn.put(*make_id_keys(np.array([8])), bytes(Layout().user.itemsize), db=writer.store.users)
@@ -235,7 +238,7 @@ def test_a_repair_does_not_bring_back_a_user_who_is_erased_meanwhile(writer, fol
     def erase_meanwhile() -> None:
         if not erasing.ident:
             erasing.start()
-            erasing.join(1.0)  # it waits for the replay
+            until(lambda: not erasing.is_alive() or "waiting for it" in caplog.text)  # it waits for the replay
 
     with called_on_return(erase_meanwhile, count_differences):
         assert replay(folder, repair=True).differing["users"] == 2
