@@ -271,6 +271,10 @@ class TritonServer:
                 return "was ended by a race for shared memory"
             if process.poll() == -signal.SIGTERM:
                 raise ServerError("The server was stopped while it started (SIGTERM, as of `make stop`). Start it again.")
+            failure = log.find_first_failure(text)
+            # tritonserver says so of a model process that ended, and of one that waits too long for a core.
+            if may_retry and failure and log.UNHEALTHY in failure.reason:
+                return f"lost the process of the model {failure.model}"
             if process.poll() is not None:  # before readiness, because another server may answer at this address
                 code = process.returncode
                 ended = f"was ended by {name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -278,7 +282,7 @@ class TritonServer:
             # tritonserver opens its metrics page last
             if health.is_ready(self.grpc_url) and listens(self.ports.metrics, choose_reachable_host(self.host)):
                 return ""
-            if failure := log.find_first_failure(text):
+            if failure:
                 raise ServerError(self._describe_failure("cannot serve this repository", failure))
             if dead := processes.find_dead_stubs(process.pid):
                 dead_since = min(dead_since, time.monotonic())

@@ -32,7 +32,7 @@ TABLE_LINE = re.compile(r"[|+]")
 SERVES = "Started GRPCInferenceService"
 TAIL_LINES = 20
 KEPT_LOGS = 5
-UNHEALTHY = "is not healthy"  # the server's only message about a model process that ended
+UNHEALTHY = "is not healthy"  # the server's only message about a model process that ended, or was too slow to answer it
 LOST = "Its Python process ended while loading: it crashed, or was killed for lack of memory."
 
 

@@ -85,6 +85,7 @@ def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run
             f"print('{MEMORY_RACE}', flush=True); os.kill(os.getppid(), 6); time.sleep(900)",
             "The start was ended by a race for shared memory",
         ),
+        ("os._exit(9)", "The start lost the process of the model"),
     ],
 )
 def test_a_start_that_another_may_mend_is_begun_again_once(repo, run_dir, launch, tmp_path, capfd, fault, said):
