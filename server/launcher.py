@@ -272,7 +272,7 @@ class TritonServer:
             if process.poll() == -signal.SIGTERM:
                 raise ServerError("The server was stopped while it started (SIGTERM, as of `make stop`). Start it again.")
             failure = log.find_first_failure(text)
-            # tritonserver says so of a model process that ended, and of one that waits too long for a core.
+            # tritonserver calls a model's process unhealthy that has ended, or that has waited too long for a core.
             if may_retry and failure and log.UNHEALTHY in failure.reason:
                 return f"lost the process of the model {failure.model}"
             if process.poll() is not None:  # before readiness, because another server may answer at this address
