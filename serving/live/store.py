@@ -150,8 +150,7 @@ class Store:
 
     def measure_used_bytes(self, txn: lmdb.Transaction[bytes]) -> int:
         """Return the bytes of all pages that hold data."""
-        dbs = (self.events, self.users, self.items, self.seen, self.keys, self.columns, self.changes, self.meta, self.seeds)
-        pages = [txn.stat(db) for db in dbs]
+        pages = [txn.stat(getattr(self, name)) for name in DATABASES]
         return sum(each["psize"] * (each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"]) for each in pages)
 
     def close_files(self) -> None:
