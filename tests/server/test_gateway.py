@@ -169,7 +169,7 @@ def test_the_share_of_a_challenger_changes_under_load_without_a_failed_or_mixed_
             visitors.share = None
             change_share(repo, share)
             visitors.share = share
-            visitors.wait_for_answers(2 * len(users))
+            visitors.wait_for_each_user()
     end_experiment(repo, "the test is over")
     alone.append(list_answers(served, users))
     assert unload_challenger(grpc_url, repo) == 2

@@ -75,10 +75,11 @@ class Visitors(Clients):
         self.visits: list[Visit] = []
         self._served, self._users = served, users
 
-    def wait_for_answers(self, number: int) -> None:
-        """Wait until so many more answers, or an error, have come."""
+    def wait_for_each_user(self) -> None:
+        """Wait until each user was answered once more, all the while at the present share, or until there is an error."""
         before = len(self.visits)
-        until(lambda: self.errors or len(self.visits) >= before + number)
+        users = set(self._users)
+        until(lambda: self.errors or users == {visit.user for visit in self.visits[before:] if visit.share is not None})
 
     def _run(self, number: int) -> None:
         with httpx.Client(base_url=self._served.http.base_url, timeout=30) as http:
