@@ -36,7 +36,7 @@ from trials.progress import describe_progress, find_start_ms
 from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import Arm, Comparison, compare_arms
 from trials.shown import read_shown, read_users
-from trials.split import Split, measure_split
+from trials.split import Split, find_kept, measure_split
 from trials.unseen import MOST_JUDGED, Reward, pair_answers, read_judged_answers, read_lists, read_shadow_lists
 
 LOGGER = "trials.guard"
@@ -66,7 +66,8 @@ def report(
     """
     since_ms = 0 if days is None else time.time_ns() // 1_000_000 - int(days * DAY_MS)
     folder = find_log(repo)
-    summaries = summarise((own for _, own in read_shown(folder, experiment, since_ms, generation)), by, repo)
+    parts = read_shown(folder, experiment, since_ms, generation)
+    summaries = summarise((feedback.take(find_kept(answers)) for answers, feedback in parts), by, repo)
     if experiment and (split := find_split(folder, experiment)):
         typer.echo(f"{experiment}: {split.text}.", err=as_json)
     if as_json:
@@ -144,24 +145,24 @@ def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm]
 
     Of each answer, only its arm, its user and its rewards stay in memory.
     """
-    share, arms, user_ids = float("nan"), [], []
+    share, arms, user_ids, kept = float("nan"), [], [], []
     rewards: dict[str, list[np.ndarray]] = {metric: [] for metric in METRICS}
     for answers, feedback in parts:
         if (challengers := feedback.arms == CHALLENGER_ARM).any():
             share = float(feedback.assignments[challengers][0])
         arms.append(np.select([feedback.arms == CHAMPION_ARM, challengers], [0, 1], -1).astype(np.int8))
         user_ids.append(answers["user_id"].combine_chunks())
+        kept.append(find_kept(answers))
         for metric in METRICS:
             rewards[metric].append(feedback.compute_rewards(metric))
-    ids = pa.chunked_array(user_ids)
-    own, users, is_known = np.concatenate(arms), number_users(ids), ids.is_valid().to_numpy()
+    own, users, is_kept = np.concatenate(arms), number_users(pa.chunked_array(user_ids)), np.concatenate(kept)
     joined = {metric: np.concatenate(values) for metric, values in rewards.items()}
     champion, challenger = (
-        {metric: Arm.of(values[own == arm], users[own == arm]) for metric, values in joined.items()} for arm in (0, 1)
+        {metric: Arm.of(values[chosen], users[chosen]) for metric, values in joined.items()}
+        for chosen in ((own == arm) & is_kept for arm in (0, 1))
     )
-    champions, challengers = (len(np.unique(users[(own == arm) & is_known])) for arm in (0, 1))
-    erased = (np.count_nonzero((own == 0) & ~is_known), np.count_nonzero((own == 1) & ~is_known))
-    return champion, challenger, Split(champions, challengers, share, erased)
+    erased = (np.count_nonzero((own == 0) & ~is_kept), np.count_nonzero((own == 1) & ~is_kept))
+    return champion, challenger, Split(champion["ctr"].users, challenger["ctr"].users, share, erased)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from trials.harm import compute_harmful_loss, describe_loss, find_loss, find_vis
 from trials.judged import JudgedAnswers, JudgedEvents
 from trials.progress import compare_reactions, find_wrong_split
 from trials.sequential import LEAST_OBSERVATIONS
+from trials.split import find_kept
 
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
 SET_BACK = "the clock was set back to before its start, so no answer counts: start it again under another name"
@@ -72,14 +73,15 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
     """
     if strangers := find_strangers(experiment, exposures):
         return "stopped", strangers
+    wrong_split, exposures = find_wrong_split(experiment, exposures), exposures.filter(find_kept(exposures))
     tried = find_tried_arm(experiment)
     own_times_ms = exposures["time_ms"].filter(pc.equal(exposures["arm"], tried)).to_numpy()
     spans = list_spans(own_times_ms)
     for span in spans:
         if harm := find_visible_harm(exposures, tried, experiment.mode, span):
             return "rolled back", span.describe(harm)
-    if harm := find_wrong_split(experiment, exposures):
-        return "rolled back", harm
+    if wrong_split:
+        return "rolled back", wrong_split
     if len(own_times_ms) < LEAST_OBSERVATIONS:
         return end_in_time(experiment)
     feedback = join_feedback(exposures, log)

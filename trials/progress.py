@@ -20,7 +20,7 @@ from trials.interleaving import CHALLENGER, CHAMPION
 from trials.judged import JudgedAnswers
 from trials.report import AnswerSummary, summarise_answers
 from trials.sequential import ALPHA, TIGHTEST_AT, Arm, Comparison, Verdict, bound_mean, compare_arms
-from trials.split import Split, measure_split, take_latest_share
+from trials.split import Split, find_kept, measure_split, take_latest_share
 
 LOOKS = 60
 MOST_SHOWN = 200_000  # answers in memory for the gateway's page; some 400 MB beside the server
@@ -118,11 +118,12 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
     since = pc.greater_equal(exposures["time_ms"], find_start_ms(experiment))
     own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
     shown = take_latest_share(exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM)))).sort_by("time_ms")
-    feedback = join_feedback(shown, log)
+    compared = shown.filter(find_kept(shown))
+    feedback = join_feedback(compared, log)
     arms = {
         group.removeprefix(f"{experiment.name}/"): summary for group, summary in summarise_answers([feedback], "arm").items()
     }
-    looks = _look_back(experiment, shown["time_ms"].to_numpy(), feedback)
+    looks = _look_back(experiment, compared["time_ms"].to_numpy(), feedback)
     split = measure_split(shown, experiment.share if experiment.runs else None) if experiment.mode == "ab" else None
     return Progress(experiment, arms, looks, split)
 

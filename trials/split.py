@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -73,6 +74,16 @@ def measure_split(exposures: pa.Table, share: float | None = None) -> Split | No
     own = [exposures["user_id"].filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
     champions, challengers = (pc.count_distinct(user_ids).as_py() for user_ids in own)  # without null
     return Split(champions, challengers, share, (own[0].null_count, own[1].null_count)) if champions + challengers else None
+
+
+def find_kept(exposures: pa.Table) -> np.ndarray:
+    """Return which answers still have their feedback, bool [answers]: those of experiments whose users were not erased since.
+
+    An erasure takes the clicks as well: the answers that it leaves would look ignored, each by a user of its own. Outside of
+    experiments all are kept, because a missing user id may be that of an anonymous user.
+    """
+    is_kept: np.ndarray = pc.or_(pc.is_valid(exposures["user_id"]), pc.equal(exposures["experiment"], "")).to_numpy()
+    return is_kept
 
 
 def take_latest_share(exposures: pa.Table) -> pa.Table:

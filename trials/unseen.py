@@ -40,6 +40,7 @@ from trials.off_policy import (
     weigh_positions,
 )
 from trials.shown import read_parts
+from trials.split import find_kept
 
 Lists = Mapping[str, list[int]]  # request id -> item ids, best first
 Reward = Literal["clicks", "conversions", "value"]
@@ -182,6 +183,7 @@ def pair_answers(
     Raises TrialError if no shown answer has a judged list, if those that have one are of too few users, or if all judged lists
     are empty.
     """
+    exposures = exposures.filter(find_kept(exposures))
     pairs = zip(exposures["request_id"].to_pylist(), exposures["arm"].to_pylist(), strict=True)
     shown = exposures.filter(pa.array([request_id in judged and arm != SHADOW_ARM for request_id, arm in pairs], pa.bool_()))
     is_fallback = has_mark(shown, FALLBACK)

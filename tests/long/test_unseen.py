@@ -246,10 +246,8 @@ def test_places_whose_probability_is_not_known_say_nothing(unknown):
 
 
 def test_a_user_is_one_sample_however_many_answers_are_logged():
-    rows = [
-        {"request_id": str(row), "user_id": None if row < 200 else row % 50, "item_ids": [1], "propensities": [1.0]}
-        for row in range(10_000)
-    ]
+    usual = {"experiment": "", "arm": "", "item_ids": [1], "propensities": [1.0]}
+    rows = [usual | {"request_id": str(row), "user_id": None if row < 200 else row % 50} for row in range(10_000)]
     lists = {str(row): [1] for row in range(10_000)}
     answers = pair_answers(exposures(*rows), [], lists)
     assert len(np.unique(answers.users)) == 250

@@ -17,10 +17,10 @@ NOW_MS = 1_000_000
 
 
 def exposures(*rows):
-    """Answers to anonymous users, unless a row says otherwise: each counts as a user of its own."""
-    defaults: dict[str, object] = {"time_ms": NOW_MS, "user_id": None, "generation": 1, "degraded": [], "scores": []}
+    """Answers, each to a user of its own, unless a row says otherwise."""
+    defaults: dict[str, object] = {"time_ms": NOW_MS, "generation": 1, "degraded": [], "scores": []}
     defaults |= {"experiment": "e", "arm": "champion", "teams": None}
-    return pa.Table.from_pylist([defaults | row for row in rows], SCHEMA)
+    return pa.Table.from_pylist([{"user_id": number} | defaults | row for number, row in enumerate(rows)], SCHEMA)
 
 
 def events(*rows):
