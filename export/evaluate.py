@@ -103,7 +103,7 @@ def measure_stages(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
 
 
 def ask_stages(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the test users' item ids, int64 [U, 20], and AUC, float64 [U], by stage."""
+    """Return the test users' item ids, int64 [U, K], and AUC, float64 [U], by stage. K differs between stages."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     for block in split_into_blocks(problem.test_users):
@@ -119,7 +119,7 @@ def ask_stages(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarr
             order = move_up(order, find_positions(ids, problem))
             aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
             lists[stage].append(ids)
-    return {stage: (np.concatenate(ids)[:, :20], np.concatenate(aucs[stage])) for stage, ids in lists.items()}
+    return {stage: (np.concatenate(ids), np.concatenate(aucs[stage])) for stage, ids in lists.items()}
 
 
 def score_by_retrieval(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
@@ -163,8 +163,8 @@ def find_positions(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
 
 
 def measure_quality(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
-    """Return the quality of lists. item_ids: int64 [U, K] of the test users, padded with PAD_ID."""
-    positions = find_positions(item_ids, problem)
+    """Return the quality of lists. item_ids: int64 [U, K] of the test users, padded with PAD_ID. Only the first 20 count."""
+    positions = find_positions(item_ids[:, :20], problem)  # longer lists would cover more items than those of the baselines
     relevant = problem.test.relevant[problem.test_users]
     recall, ndcg = recall_at(positions, relevant, 20).mean(), ndcg_at(positions, relevant, 10).mean()
     return Quality(float(recall), float(ndcg), coverage(positions, len(problem.item_ids)), auc_mean)

@@ -40,6 +40,14 @@ def test_lists_are_judged_for_users_with_something_to_find(problem):
     assert quality.auc == 0.5
 
 
+def test_items_behind_the_twentieth_do_not_count():
+    """The lists of baselines have 20 items; [pipeline] items_returned may be larger."""
+    relevant, nothing = sp.csr_matrix(np.eye(1, 30, 25, dtype=np.float32)), sp.csr_matrix((1, 30), dtype=np.float32)
+    split = Split(nothing, nothing, relevant)
+    quality = measure_quality(np.arange(30)[None], 0.5, Problem(split, split, np.array([5]), np.arange(30)))
+    assert (quality.recall_at_20, quality.coverage) == (0.0, 20 / 30)
+
+
 def test_padding_is_no_item(problem):
     np.testing.assert_array_equal(find_positions(np.array([[40, PAD_ID]]), problem), [[3, 4]])
 
