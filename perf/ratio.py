@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel
 
+FEWEST_ROUNDS = 5  # of equals, chance alone puts so many rounds on one side of 1 in 6 % of the comparisons
+
 
 class Ratio(BaseModel, frozen=True):
     """B / A of one metric, by round."""
@@ -31,5 +33,5 @@ class Ratio(BaseModel, frozen=True):
 
     @property
     def certain(self) -> bool:
-        """Whether every round is above 1, or every round below."""
-        return self.low > 1.0 or self.high < 1.0
+        """Whether every round is above 1, or every round below, and there are enough of them."""
+        return len(self.a) >= FEWEST_ROUNDS and (self.low > 1.0 or self.high < 1.0)

@@ -135,7 +135,7 @@ def make_ratio_table(ratios: list[Ratio]) -> Table:
                 f"{np.median(ratio.b):,.2f}",
                 f"{ratio.median:.3f}",
                 f"{ratio.low:.3f} … {ratio.high:.3f}",
-                "every round agrees" if ratio.certain else "within the noise",
+                "every round agrees" if ratio.certain else "may be chance",
             )
         )
         for ratio in ratios

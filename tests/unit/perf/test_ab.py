@@ -26,9 +26,17 @@ def test_interleaving_alternates_and_pairs_by_round():
     assert order == ["A", "B", "B", "A", "A", "B"]
     assert ratio.by_round.tolist() == [2.0, 1.5, 3.0]
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 1.5, 3.0)
-    assert ratio.certain
-    assert not Ratio(metric="x", a=[1, 1], b=[0.9, 1.2]).certain
-    assert "within the noise" in tables.make_ratio_table([Ratio(metric="x", a=[1, 1], b=[0.9, 1.2])]).rows[0].cells
+
+
+@pytest.mark.parametrize(
+    ("b", "words"),
+    [([0.9] * 5, "every round agrees"), ([0.9] * 4 + [1.1], "may be chance"), ([0.9] * 4, "may be chance"), ([0.5], "may be")],
+)
+def test_a_ratio_is_certain_if_enough_rounds_agree(b, words):
+    """Four rounds of equals agree by chance in one comparison of eight, and one round always agrees."""
+    ratio = Ratio(metric="x", a=[1.0] * len(b), b=b)
+    assert ratio.certain == (words == "every round agrees")
+    assert tables.make_ratio_table([ratio]).rows[0].cells[-1].startswith(words)
 
 
 def test_neither_a_folder_nor_a_commit_is_refused():
