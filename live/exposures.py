@@ -175,14 +175,21 @@ class ExposureLog:
     def _write(self, rows: list[Exposure]) -> None:
         for folder in (self.folder.parent, self.folder):  # the live store refuses a folder that others can read
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
         with hold_lock(self.folder / ERASED_LOCK):
+            path = self._choose_file()
             marks = _read_marks(self.folder)
             known = [asdict(row) | {"user_id": _leave_out_erased(row, marks, self._marks)} for row in rows]
             write_table(path, pa.Table.from_pylist(known, SCHEMA))
             self._marks = marks
         self._files += 1
         self._new_bytes += path.stat().st_size
+
+    def _choose_file(self) -> Path:
+        """Return a file that no gateway has written. In containers, several may have the same process number."""
+        written_ms = int(self._now() * 1_000)
+        while (path := self.folder / f"exposures-{written_ms:013d}-{os.getpid()}-{self._files}.parquet").exists():
+            self._files += 1
+        return path
 
 
 def list_exposure_files(folder: Path) -> list[Path]:

@@ -53,6 +53,15 @@ def test_answers_come_back_as_they_were_written(tmp_path):
     }
 
 
+def test_gateways_with_the_same_process_number_write_files_of_their_own(tmp_path):
+    """Those of two containers may, in the same millisecond."""
+    logs = open_log(tmp_path), open_log(tmp_path)
+    for number, log in enumerate(logs):
+        log.add(replace(ANSWER, request_id=f"r{number}"))
+        log.close()
+    assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r0", "r1"]
+
+
 def test_answers_of_an_experiment_are_kept_whatever_the_share(tmp_path):
     tried = replace(ANSWER, request_id="r1", experiment="spring", arm="challenger", latency_ms=4.5)
     write(tmp_path, [ANSWER, tried], share=0.0)
