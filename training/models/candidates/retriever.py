@@ -5,8 +5,8 @@ Where they help, it also has a transformer over the history (sequence.py) and a 
     retriever = fit_retriever(data, RetrieverSettings(), seed)
     positions, scores = retriever.retrieve(features.encode_users(user_ids), seen, count=256)
 
-It retrieves in process exactly as the published stage (`training/retrieval/save.py` writes it). The defaults suit shop, film and
-grocery logs. Some smaller l2 orders the candidates better, by 3 % on the shop's log and 10 % on the grocery's. But after the
+It retrieves in process exactly as the published stage (`training/retrieval/save.py` writes it). The defaults suit shop, film
+and grocery logs. A smaller l2 orders the candidates better, by 3 % on the shop's log and 10 % on the grocery's. But after the
 ranker, the lists of the latter are no better, so validation of the candidates alone cannot choose l2.
 """
 
