@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
 import socket
 import ssl
 from http import HTTPStatus
@@ -23,16 +24,18 @@ from serving.contract.errors import ConfigError
 KEEP_ALIVE_S = 30
 STOP_TIMEOUT_S = 5
 MOST_CONNECTIONS = 2_048
+OTHER_FILES = 256  # that a gateway has open besides: calls to servers, the live store, logs
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Limits connections, and the bytes and the time of a request's headers. A subclass sets the limits of headers.
+    """Limits connections, and the bytes and the time of a request's headers. A subclass sets the limits.
 
-    A connection beyond MOST_CONNECTIONS takes the place of one whose caller sends nothing.
+    A connection beyond `most_connections` takes the place of one whose caller sends nothing.
     """
 
     header_bytes: int
     header_timeout_s: float
+    most_connections: int
     _turns = itertools.count()  # the loop's clock stands still while it accepts several connections
     _header_timer: asyncio.TimerHandle | None = None
     _waits = True  # for headers of a request, or the rest of them
@@ -44,7 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._limit_headers()
         self._turn = next(self._turns)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > self.most_connections:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -116,9 +119,24 @@ def make_tls_options(settings: GatewaySettings) -> dict[str, Any]:
     return options
 
 
+def allow_connections() -> int:
+    """Let this process open as many files as MOST_CONNECTIONS take. Return how many connections the system allows.
+
+    Most systems start a process with a limit of 1,024. Beyond it, every new connection is reset, so that callers who send
+    nothing could keep out all others.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + OTHER_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return min(MOST_CONNECTIONS, max(allowed - OTHER_FILES, allowed // 2))
+
+
 def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
     """Return a server of an ASGI app at `port`, which `serve()` starts. Raises ConfigError for files that TLS cannot use."""
     limits = {"header_bytes": settings.header_bytes, "header_timeout_s": settings.header_timeout_s}
+    limits["most_connections"] = allow_connections()
     config = uvicorn.Config(
         app,
         host=settings.host,

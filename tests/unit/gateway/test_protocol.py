@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -184,6 +185,21 @@ def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatc
                 assert caller.recv(1) == b""
         assert ask(shop) == 200
         assert ask(connect()) == 200
+
+
+def test_more_connections_than_a_process_may_have_at_its_start_are_taken(gateway):
+    """As a shell on most systems has it: the limit of open files is far below that of connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_callers = soft_at_start = 256
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft_at_start, hard))
+    try:
+        with listening(gateway().app, GatewaySettings(header_timeout_s=SILENT_S)) as address, contextlib.ExitStack() as silent:
+            host, _, port = address.partition(":")
+            for _ in range(n_callers):
+                silent.enter_context(socket.create_connection((host, int(port)), timeout=SILENT_S))
+            assert send((host, int(port)), LAST).startswith(b"HTTP/1.1 200")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_port_that_is_taken_is_told_with_what_to_do():
