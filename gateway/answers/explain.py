@@ -22,7 +22,7 @@ from live.exposures import SOURCE_NAMES
 from repository.file_stamps import Stamp, read_stamp
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import RecommenderError as ServingError
-from serving.contract.tensors import PAD_ID, STAGES, make_ensemble_spec
+from serving.contract.tensors import PAD_ID, STAGES, Sources, make_ensemble_spec
 from serving.live.reader import UserReader
 from serving.live.timeline import Timeline
 from triton_recommender import InvalidRequest, Query
@@ -251,9 +251,11 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     if not len(column):
         return places, []
     listed_scores = scores[None].astype(np.float32)
-    rules, info = rerank.outputs.rules, pipeline.info
-    user_ids, items_returned = trace["user_id"][:, 0], info.axes.items_returned
-    list_moves = trace_rules(rules, info.generation, best.positions, listed_scores, user_ids, items_returned)
+    outputs, user_ids, generation = rerank.outputs, trace["user_id"][:, 0], pipeline.info.generation
+    requests = best.positions, listed_scores, user_ids
+    columns, propensities = outputs.rules.apply_with_propensities(*requests, outputs.items_returned)
+    outputs.explore(columns, propensities, best.positions, user_ids)
+    list_moves = trace_rules(outputs.rules, generation, *requests, columns[0])
     return places, list_moves(int(column[0]))
 
 
@@ -303,9 +305,10 @@ def find_sources(
 def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:
     """Return a sentence that explains the place of an item."""
     retrieved, ranked, reranked, served = places
+    moved = [move.rule for move in rules if move.rank_before != move.rank_after]
+    by_rules = f"; moved by the rules: {', '.join(moved)}." if moved else "."
     if served.rank is not None:
-        moved = [move.rule for move in rules if move.rank_before != move.rank_after]
-        return f"It is shown at place {served.rank}" + (f"; moved by the rules: {', '.join(moved)}." if moved else ".")
+        return f"It is shown at place {served.rank}{by_rules}"
     if retrieved.rank is None:
         return explain_no_candidate(pipeline, trace, item_id, position, retrieved)
     if reranked.rank is None:
@@ -314,7 +317,7 @@ def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int
     if dropped:
         return f"A rule drops it: {dropped[0]}."
     last = rules[-1].rank_after if rules else reranked.rank
-    return f"It is at place {last} of the list, and the first {served.of} are shown."
+    return f"It is at place {last} of the list, and the first {served.of} are shown{by_rules}"
 
 
 def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, retrieved: Place) -> str:
@@ -338,4 +341,8 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
         in outputs.collect_blocked(trace | {"exclude": np.full_like(trace["exclude"], PAD_ID)}, history, since).positions
     ):
         return "The user has seen it already."
-    return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher."
+    n_new = np.count_nonzero(trace["candidate_sources"][0] & Sources.NEW_ITEMS)
+    if position >= len(retrieve.items.ids):
+        return f"It is not among the {n_new} new items that are candidates: the latest ones, and those with the best scores."
+    but_new = f", except those of {n_new} new items, which have places of their own" if n_new else ""
+    return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher{but_new}."

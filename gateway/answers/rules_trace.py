@@ -1,4 +1,7 @@
-"""Find out how each business rule moves an item: apply the rules again, one more at a time, in the order of their passes."""
+"""Find out how each business rule moves an item: apply the rules again, one more at a time, in the order of their passes.
+
+The draw that shows a new item by chance comes last. It is no rule of the shop, but it moves items as rules do.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
 
 NOTHING = RulesConfig()
+NEW_ITEMS = "new_items"  # name of the draw
 
 
 class RuleMove(NamedTuple):
@@ -29,22 +33,29 @@ def trace_rules(
     positions: np.ndarray,
     scores: np.ndarray,
     user_ids: np.ndarray,
-    items_returned: int,
+    shown: np.ndarray,
 ) -> Callable[[int], list[RuleMove]]:
     """Return a function from an item's column, 0 … M - 1, to the moves of that item by each rule that is set.
 
     positions: int64 [1, M] item positions; scores: float32 [1, M]; user_ids: int64 [1]
-    The whole list of M items is ranked, but the passes consider the first `items_returned` places, as in an answer.
+    shown: int64 [K] columns of the items of the answer, -1 after the last
+    The whole list of M items is ranked, but the passes consider the first K places, as in an answer.
     """
-    order = [("score", np.argsort(-scores[0], kind="stable")[None])]
+
+    def apply(config: RulesConfig, items: np.ndarray) -> np.ndarray:
+        return Rules(config, items, generation).apply(positions, scores, user_ids, len(shown))[0]
+
+    order = [("score", np.argsort(-scores[0], kind="stable"))]
     stored = np.array(rules.items)
     for name, config, items in add_rules(rules.config, stored):
-        columns = Rules(config, items, generation).apply(positions, scores, user_ids, items_returned)
-        unserved = list_unserved(columns[0], order[-1][1][0], items, positions[0])
-        order.append((name, np.concatenate([columns[0], unserved])[None]))
+        columns = apply(config, items)
+        unserved = list_unserved(columns, order[-1][1], items, positions[0])
+        order.append((name, np.concatenate([columns, unserved])))
+    if not np.array_equal(apply(rules.config, stored), shown):
+        order.append((NEW_ITEMS, np.concatenate([shown, list_unserved(shown, order[-1][1], stored, positions[0])])))
 
     def list_moves(column: int) -> list[RuleMove]:
-        ranks = [(name, find_rank(columns[0], column)) for name, columns in order]
+        ranks = [(name, find_rank(columns, column)) for name, columns in order]
         return [RuleMove(name, before, after) for (_, before), (name, after) in pairwise(ranks)]
 
     return list_moves

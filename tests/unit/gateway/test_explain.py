@@ -12,13 +12,14 @@ from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import numpy as np
 import pytest
 
 from gateway import schema
-from gateway.answers.explain import follow_item
+from gateway.answers.explain import Place, explain_place, follow_item
 from gateway.answers.rules_trace import trace_rules
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
@@ -222,10 +223,23 @@ def test_each_rule_says_how_it_moved_an_item():
     items["blocked"][[1, 5]] = True
     config = RulesConfig(blocked_items=(1,), pinned=(Pin(3, 0),))
     positions, scores = np.arange(5)[None], np.linspace(1.0, 0.0, 5, dtype=np.float32)[None]
-    moves = trace_rules(Rules(config, items), 0, positions, scores, np.zeros(1, np.int64), 3)
+    requests = positions, scores, np.zeros(1, np.int64)
+    moves = trace_rules(Rules(config, items), 0, *requests, Rules(config, items).apply(*requests, 3)[0])
     assert moves(1) == [("blocked_items", 2, None), ("pinned", None, None)]
     assert moves(3) == [("blocked_items", 4, 3), ("pinned", 3, 1)]
     assert moves(0) == [("blocked_items", 1, 1), ("pinned", 1, 2)]
+
+
+def test_an_item_that_gave_way_to_a_new_one_is_not_said_to_be_in_the_list():
+    items = np.zeros(6, ITEM_RULES)
+    items["group"], items["cap"] = -1 - np.arange(6)[:, None], np.iinfo(np.int16).max
+    positions, scores = np.arange(5)[None], np.linspace(1.0, 0.0, 5, dtype=np.float32)[None]
+    moves = trace_rules(Rules(RulesConfig(), items), 0, positions, scores, np.zeros(1, np.int64), np.array([0, 4, 1]))
+    assert moves(4) == [("new_items", 5, 2)]
+    assert moves(2) == [("new_items", 3, 4)]
+    places = [*(Place(stage, 3, 5, 0.5) for stage in ("retrieve", "rank", "rerank")), Place("rules", None, 3, None)]
+    told = explain_place(cast(Any, None), {}, 2, 2, places, moves(2))
+    assert told == "It is at place 4 of the list, and the first 3 are shown; moved by the rules: new_items."
 
 
 def ask_before_and_after_cutting_short(repo: Path, answer: Connection) -> None:
