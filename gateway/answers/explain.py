@@ -5,17 +5,16 @@ trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the firs
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gateway.answers.experiments import Experiments, enrol
+from gateway.answers.limited_threads import LimitedThreads
 from gateway.answers.visitors import Visitor, find_visitor_id
 from gateway.shop import Shop
 from live.exposures import SOURCE_NAMES
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from serving.pipeline import Pipeline
 
 Arrays = dict[str, np.ndarray]
-Result = TypeVar("Result")
 
 MOST_CONTRIBUTORS = 5
 
@@ -65,38 +63,38 @@ class Explainer:
         """experiments: used by nobody else, because the instance of the event loop is not safe for threads"""
         self._shop, self._experiments = shop, experiments
         self._loaded: dict[int, Loaded] = {}
-        self._thread = ThreadPoolExecutor(1, "explanations")
+        self._thread = LimitedThreads(1, "explanations")
 
     async def explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
-        """Return schema.Explanation as a JSON object. Raises InvalidRequest, ArtifactError or RequestError.
+        """Return schema.Explanation as a JSON object. Raises InvalidRequest, Overloaded, ArtifactError or RequestError.
 
         The explanation is about the generation that the visitor demands, otherwise the one that makes the visitor's list. If
         two generations make the list together, it is about the one that shows the item; if none does, about the last one.
 
         item: the id as the shop writes it
         """
-        return await self._run(self._explain, visitor, item)
+        return await self._thread.run(self._explain, visitor, item)
 
     async def find_reasons(self, query: Query, item_ids: Sequence[int], generations: Sequence[int]) -> list[dict[str, Any]]:
         """Return for each item which sources propose it, and which items of the history, as JSON objects (schema.Reasons).
 
         query: with ids on the wire; generations: for each item, the generation that recommends it
-        Raises InvalidRequest, ArtifactError or RequestError.
+        Raises InvalidRequest, Overloaded, ArtifactError or RequestError.
         """
-        return await self._run(self._find_reasons, query, item_ids, generations)
+        return await self._thread.run(self._find_reasons, query, item_ids, generations)
 
     async def describe_visitor(self, visitor: Visitor) -> dict[str, Any]:
-        """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor)."""
-        return await self._run(self._describe_visitor, visitor)
+        """Return what recommendations know of a user or a session, as a JSON object (schema.KnownVisitor).
+
+        Raises InvalidRequest, Overloaded, ArtifactError or RequestError.
+        """
+        return await self._thread.run(self._describe_visitor, visitor)
 
     def close(self) -> None:
         """Close all pipelines, once the thread is done with the one that it runs."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close(wait=True)
         for generation in list(self._loaded):
             self._loaded.pop(generation).pipeline.close()
-
-    async def _run(self, explain: Callable[..., Result], *given: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, explain, *given)
 
     def _explain(self, visitor: Visitor, item: str) -> dict[str, Any]:
         query, is_known = self._make_query(visitor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from serving.contract.tensors import UPSERT
 from serving.stages.live.models import Upsert
 from tests.unit.gateway.conftest import Gateway
-from tests.unit.small_shops import SETTINGS, export, shop
+from tests.unit.small_shops import export, shop
 
 N_ITEMS, N_CANDIDATES, K = 60, 40, 20
 FIRST, N_NEW = 1_000, 60  # new items
@@ -31,8 +32,9 @@ def explained(tmp_path_factory) -> dict[int, dict]:
     """The explanation of every item, by its id, in a shop whose lists all show a new item at the top."""
     folder = tmp_path_factory.mktemp("shop")
     dataset = shop(folder / "data", users=12, items=N_ITEMS, events=60)
-    pipeline = SETTINGS["pipeline"] | {"candidates": N_CANDIDATES}
-    repo = export(folder, dataset, pipeline=pipeline, live={"new_item_share": 1.0, "new_item_place": 0})
+    pipeline: dict[str, Any] = {"recorded_requests": 64, "candidates": N_CANDIDATES}
+    live: dict[str, Any] = {"new_item_share": 1.0, "new_item_place": 0}
+    repo = export(folder, dataset, pipeline=pipeline, live=live)
     add_new_items(repo)
     door = Gateway(repo)
     try:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from typing import cast
-
 import numpy as np
 import pytest
 
 from gateway import schema
-from gateway.answers import similar
-from gateway.answers.similar import MOST_WAITING, SimilarItems
-from gateway.shop import Shop
 from serving.contract.artifacts import find_stage_folder
-from triton_recommender import Overloaded
 
 
 def test_similar_items_are_those_bought_together_then_those_alike(gateway):
@@ -58,43 +50,6 @@ def test_alike_are_the_items_with_the_nearest_vectors(gateway, repo):
         assert alike == pytest.approx({item: cosines[item] for item in alike}, abs=1e-5)
         others = [cosines[item] for item in cosines.keys() - {item["id"] for item in items} - {3}]
         assert min(alike.values()) > max(others, default=-1.0) - 1e-5
-
-
-def test_similar_items_are_refused_while_many_wait():
-    """Each may read the vectors of the whole catalogue, and recommendations must not wait for that."""
-
-    class SlowShop:
-        goes_on = threading.Event()
-
-        @property
-        def published(self) -> SlowShop:
-            return self
-
-        def find_similar_items(self, item_id: int, count: int) -> list:
-            self.goes_on.wait(60)
-            return []
-
-        def list_hidden(self) -> tuple:
-            return ()
-
-    async def ask() -> list:
-        finder = SimilarItems(cast(Shop, SlowShop()))
-        asked = [asyncio.create_task(finder.find(3, 10)) for _ in range(MOST_WAITING + 3)]
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        SlowShop.goes_on.set()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        finder.close()
-        return answers
-
-    answers = asyncio.run(ask())
-    assert answers.count([]) == MOST_WAITING
-    assert sum(isinstance(answer, Overloaded) for answer in answers) == 3
-
-
-def test_who_is_refused_similar_items_is_told_when_to_come_again(gateway, monkeypatch):
-    monkeypatch.setattr(similar, "MOST_WAITING", 0)
-    refused = gateway().ask("GET", "/v1/items/3/similar")
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
 def test_nothing_is_similar_to_an_unknown_item(gateway):
