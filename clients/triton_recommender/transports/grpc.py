@@ -2,12 +2,17 @@
 
 Requests are made here from the bytes of arrays, because tritonclient's own clients copy every tensor several times. Retries
 are made in endpoints.py, which knows the calls that are safe to repeat.
+
+Inferences whose time is over are left alone, not cancelled: tritonserver before 2.53 may crash when a call is cancelled that it
+has just begun or answered (server issue 7368). Neither does gRPC's own timeout end them before LATE_S more.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -21,6 +26,9 @@ from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports import is_loopback, make_ssl_context
 
 MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's default of 2 minutes would outlast any restart of the server
+LATE_S = 10.0  # a server that has not answered an inference so long after its time hangs: the call is cancelled
+CLOSE_S = 1.0  # how long a client that closes waits for late answers
+LATE = "DEADLINE_EXCEEDED"
 DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # kind of a NumPy dtype -> Triton's dtype, for inputs
 
 
@@ -56,6 +64,7 @@ class GrpcTransport(_Grpc):
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, tls, headers, grpc)
+        self._late: set[grpc.Future] = set()  # inferences that nobody waits for
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translate_errors(timeout_s):
@@ -63,8 +72,15 @@ class GrpcTransport(_Grpc):
             return describe_model(self._stub.ModelConfig(request, **self._make_options(timeout_s)).config)
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
+        options = self._make_options(add_late(call.timeout_s), call.headers)
         with self._translate_errors(call.timeout_s, call):
-            return decode_outputs(self._stub.ModelInfer(make_request(call), **self._make_options(call.timeout_s, call.headers)))
+            answering = self._stub.ModelInfer.future(make_request(call), **options)
+            try:
+                return decode_outputs(answering.result(call.timeout_s))
+            except grpc.FutureTimeoutError:
+                self._late.add(answering)
+                answering.add_done_callback(self._late.discard)
+                raise make_status_error(LATE, "", self.url, call.timeout_s, call) from None
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translate_errors(timeout_s):
@@ -76,6 +92,10 @@ class GrpcTransport(_Grpc):
             return pick_only_version(self._stub.ModelMetadata(request, **self._make_options(timeout_s)).versions)
 
     def close(self) -> None:
+        end_s = time.monotonic() + CLOSE_S
+        for late in list(self._late):
+            with suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                late.exception(max(end_s - time.monotonic(), 0.0))
         self._channel.close()
 
 
@@ -84,6 +104,7 @@ class AsyncGrpcTransport(_Grpc):
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, tls, headers, grpc.aio)
+        self._late: set[asyncio.Task] = set()  # inferences that nobody waits for
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translate_errors(timeout_s):
@@ -91,10 +112,25 @@ class AsyncGrpcTransport(_Grpc):
             return describe_model((await self._stub.ModelConfig(request, **self._make_options(timeout_s))).config)
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
+        answering = asyncio.create_task(self._infer(call))
+        try:
+            await asyncio.wait((answering,), timeout=call.timeout_s)
+        finally:
+            if not answering.done():
+                self._late.add(answering)  # asyncio itself keeps no task alive
+                answering.add_done_callback(self._forget)
+        if not answering.done():
+            raise make_status_error(LATE, "", self.url, call.timeout_s, call)
         with self._translate_errors(call.timeout_s, call):
-            return decode_outputs(
-                await self._stub.ModelInfer(make_request(call), **self._make_options(call.timeout_s, call.headers))
-            )
+            return decode_outputs(answering.result())
+
+    async def _infer(self, call: Call) -> service_pb2.ModelInferResponse:
+        return await self._stub.ModelInfer(make_request(call), **self._make_options(add_late(call.timeout_s), call.headers))
+
+    def _forget(self, late: asyncio.Task) -> None:
+        self._late.discard(late)
+        if not late.cancelled():
+            late.exception()  # asyncio reports errors that nobody reads
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translate_errors(timeout_s):
@@ -107,7 +143,14 @@ class AsyncGrpcTransport(_Grpc):
             return pick_only_version((await self._stub.ModelMetadata(request, **self._make_options(timeout_s))).versions)
 
     async def close(self) -> None:
+        if self._late:
+            await asyncio.wait(self._late, timeout=CLOSE_S)
         await self._channel.close()
+
+
+def add_late(timeout_s: float | None) -> float | None:
+    """Return the seconds after which gRPC itself ends an inference. timeout_s: how long its caller waits; None for no limit"""
+    return None if timeout_s is None else timeout_s + LATE_S
 
 
 def make_credentials(tls: Tls) -> grpc.ChannelCredentials:

@@ -37,6 +37,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.parameters: list[dict] = []  # request parameters of every infer call
         self.metadata: list[dict[str, str]] = []  # headers of every infer call
         self.config_calls = 0
+        self.n_ended = self.n_cancelled = 0  # infer calls that ended after delay_s, and those of them that were cancelled
         self.versions = ["2"]
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
@@ -68,6 +69,8 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.parameters.append({name: value for name, value in request.parameters.items()})
         self.metadata.append(dict(context.invocation_metadata()))
         time.sleep(self.delay_s)
+        self.n_cancelled += not context.is_active()
+        self.n_ended += 1
         if self.failures:
             context.abort(*self.failures.pop(0))
         raws = request.raw_input_contents or [None] * len(request.inputs)
