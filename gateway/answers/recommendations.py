@@ -16,6 +16,7 @@ from gateway.answers.explain import Explainer
 from gateway.answers.joined_calls import JoinedCalls
 from gateway.answers.limiter import Limiter
 from gateway.answers.visitors import Visitor, find_visitor_id
+from gateway.edge.errors import UNLOGGED
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from live.exposures import FAILED, FALLBACK, Exposure, ExposureLog
@@ -232,7 +233,7 @@ class Answering:
         reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
         self._metrics.fallbacks.labels(reason).inc()
         trace.get_current_span().add_event("popular items", {"reason": reason})
-        if not isinstance(error, Overloaded):  # under overload, a log line for each would add to the load
+        if not isinstance(error, UNLOGGED):
             fields = {"request_id": request_id, "reason": reason}
             is_unexpected = not isinstance(error, RecommenderError)
             log.warning("answered with popular items: %s", error, exc_info=is_unexpected, extra={"fields": fields})

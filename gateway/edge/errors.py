@@ -20,7 +20,7 @@ from starlette.routing import Match
 from gateway.edge.faults import describe_fault
 from serving.contract.errors import RecommenderError as ServingError
 from serving.contract.errors import RequestError
-from triton_recommender import InvalidRequest, Overloaded, RecommenderError
+from triton_recommender import CircuitOpen, InvalidRequest, Overloaded, RecommenderError
 
 log = logging.getLogger("gateway")
 
@@ -33,6 +33,9 @@ MESSAGES = {  # for callers, by the name of a gRPC status
     "DEADLINE_EXCEEDED": "No server answered in time. Try again, and allow a recommendation more with x-deadline-ms.",
     "RESOURCE_EXHAUSTED": "More requests wait than can be answered in time. Try again, or send fewer.",
 }
+# Errors that every request may get: a log line for each would add to the load, and fill the disk while the servers are away.
+# The failures that opened the circuit, and those of its trials, are logged.
+UNLOGGED = Overloaded | CircuitOpen
 OTHER_MESSAGE = "The server failed on this request. The gateway's log has the reason."
 
 
@@ -64,7 +67,7 @@ def hide_address(refusal: str) -> str:
 
 def log_error(error: RecommenderError) -> None:
     """Log an error whose message for callers leaves something out."""
-    if not isinstance(error, InvalidRequest | Overloaded):  # under overload, a log line for each would add to the load
+    if not isinstance(error, InvalidRequest | UNLOGGED):
         log.warning("answered with an error: %s", error, extra={"fields": {"reason": error.status}})
 
 

@@ -15,6 +15,7 @@ from tests.certificates import make_certificate
 from tests.unit.clients.grpc_double import GrpcDouble
 from tests.unit.gateway.conftest import failing
 from tests.waiting import until
+from triton_recommender import CircuitOpen, Overloaded
 
 
 @pytest.fixture
@@ -47,6 +48,15 @@ def test_a_fallback_is_logged_with_the_id_that_the_caller_got_and_without_the_us
     (line,) = lines()
     assert (line["level"], line["request_id"], line["reason"]) == ("WARNING", answer["request_id"], "UNAVAILABLE")
     assert "4711" not in json.dumps(line)
+
+
+@pytest.mark.parametrize("error", [CircuitOpen("Not asked."), Overloaded("Full.")])
+def test_what_every_request_gets_while_servers_are_away_or_overloaded_is_counted_and_not_logged(gateway, lines, error):
+    door = gateway(failing(error))
+    assert door.recommend(user="4711")["degraded"] == ["gateway_fallback"]
+    door.read_error("GET", "/v1/recommendations?user=4711&fallback=none", status=503)
+    assert lines() == []
+    assert door.read_metric("gateway_fallbacks_total") == {f'{{reason="{error.status}"}}': 1.0}
 
 
 def test_an_answer_of_a_generation_that_is_not_served_any_more_has_no_reasons_and_no_traceback(gateway, lines):
