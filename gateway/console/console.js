@@ -3,7 +3,8 @@
 
 const byId = (id) => document.getElementById(id);
 // visitor: { user: ID } or { session: ID }, a new object each time that one is followed
-const shown = { view: "recommendations", visitor: null, items: [] };
+// address: the fragment that names the visitor
+const shown = { view: "recommendations", visitor: null, items: [], address: "" };
 
 function element(tag, className, ...children) {
   const node = document.createElement(tag);
@@ -164,8 +165,8 @@ async function showHealth() {
 }
 
 async function follow(visitor) {
-  Object.assign(shown, { visitor, items: [] });
-  location.hash = new URLSearchParams(visitor);
+  Object.assign(shown, { visitor, items: [], address: `#${new URLSearchParams(visitor)}` });
+  location.hash = shown.address;
   for (const id of ["known", "history", "list", "why", "similar", "change"]) byId(id).replaceChildren();
   await showHealth();
   await showQuality();
@@ -200,8 +201,15 @@ byId("ask").addEventListener("submit", (event) => {
   attempt(() => explain(shown.visitor, byId("item").value.trim()));
 });
 for (const name of ["recommendations", "experiment"]) byId(`to-${name}`).addEventListener("click", () => turnTo(name));
-const address = new URLSearchParams(location.hash.slice(1));
-byId("kind").value = address.has("session") ? "session" : "user";
-byId("visitor").value = address.get(byId("kind").value) ?? "";
-if (byId("visitor").value) byId("follow").requestSubmit();
-else attempt(showHealth);
+
+function followAddress() {
+  const address = new URLSearchParams(location.hash.slice(1));
+  byId("kind").value = address.has("session") ? "session" : "user";
+  byId("visitor").value = address.get(byId("kind").value) ?? "";
+  if (byId("visitor").value) byId("follow").requestSubmit();
+  else attempt(showHealth);
+}
+
+// "Back", "forward" and a changed address; not what `follow` itself has written.
+window.addEventListener("hashchange", () => location.hash === shown.address || followAddress());
+followAddress();

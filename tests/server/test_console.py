@@ -234,6 +234,31 @@ def test_a_long_title_without_spaces_makes_the_page_no_wider(page, served):
     assert width <= window
 
 
+def test_a_narrow_page_is_no_wider_than_its_window(page):
+    size = {"width": 320, "height": 700, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.open(USER)
+        page.wait(lambda: "ms" in page.text("latency"))
+        assert page.browser.execute_script("return document.documentElement.scrollWidth") == size["width"]
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_back_and_forward_follow_who_was_followed(page):
+    def is_followed(kind: str, visitor: str, known: str) -> bool:
+        followed = [page.browser.find_element(By.ID, id).get_property("value") for id in ("kind", "visitor")]
+        return followed == [kind, visitor] and known in page.text("known") and bool(page.items())
+
+    page.open(USER)
+    page.browser.execute_script("location.hash = 'session=a%26b%3D%C3%BC'")
+    page.wait(lambda: is_followed("session", "a&b=ü", "unknown"))
+    page.browser.back()
+    page.wait(lambda: is_followed("user", f"{USER}", "counted events"))
+    page.browser.forward()
+    page.wait(lambda: is_followed("session", "a&b=ü", "unknown"))
+
+
 def test_no_request_leaves_the_origin_and_no_policy_is_broken(page):
     page.browser.get_log("performance")
     page.browser.get_log("browser")
