@@ -214,13 +214,11 @@ class _Endpoints:
 
     def _make_attempts(self, model: str, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
         """Return the attempts of a call. first: place of the endpoint to ask first; a hedge begins at the second one"""
-        self.require_open()
         rotated = self.endpoints[first:] + self.endpoints[:first]
         return _Attempts(model, rotated, self._policy, self._budget, timeout_s, safe)
 
     def _make_description_attempts(self, model: str, timeout_s: float) -> _Attempts:
         """Return attempts that give each endpoint an equal part of the time: no request is answered without a description."""
-        self.require_open()
         share_s, others = timeout_s / len(self.endpoints), len(self.endpoints) - 1
         attempt_s = share_s if self._policy.attempt_s is None else min(share_s, self._policy.attempt_s)
         policy = replace(self._policy, attempt_s=attempt_s, retries=max(self._policy.retries, others))
@@ -275,11 +273,14 @@ class Endpoints(_Endpoints):
 
     def _run(self, attempts: _Attempts, ask: Callable) -> Any:
         while True:
+            self.require_open()
             endpoint, limit_s = attempts.begin()
             try:
                 answer = ask(endpoint.transport, limit_s)
-            except RecommenderError as error:
-                self.require_open()  # closing cancels calls, which is no fault of the server
+            except Exception as error:
+                self.require_open()  # closing ends calls with errors of many kinds, and is no fault of the server
+                if not isinstance(error, RecommenderError):
+                    raise
                 time.sleep(attempts.plan_retry(endpoint, error))
             else:
                 attempts.record_success(endpoint)
@@ -287,17 +288,25 @@ class Endpoints(_Endpoints):
 
     def _hedge(self, call: Call) -> dict[str, np.ndarray]:
         started_s = time.monotonic()
-        threads = cast(ThreadPoolExecutor, self._threads)  # not None, because this call is hedged
-        pending = {threads.submit(self._infer, call)}
+        pending = {self._start(call)}
         done, pending = wait(pending, self._choose_hedge_s(call))
         if not done:
             left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
-            pending.add(threads.submit(self._infer, replace(call, timeout_s=left_s), 1))
+            pending.add(self._start(replace(call, timeout_s=left_s), 1))
         while True:
             for future in sorted(done, key=_has_failed):
                 if not _has_failed(future) or not pending:
                     return future.result()
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
+
+    def _start(self, call: Call, first: int = 0) -> Future:
+        """Make an attempt in another thread. Raises InvalidRequest if the client was closed meanwhile."""
+        threads = cast(ThreadPoolExecutor, self._threads)  # not None, because this call is hedged
+        try:
+            return threads.submit(self._infer, call, first)
+        except RuntimeError:
+            self.require_open()
+            raise
 
 
 class AsyncEndpoints(_Endpoints):
@@ -329,11 +338,14 @@ class AsyncEndpoints(_Endpoints):
 
     async def _run(self, attempts: _Attempts, ask: Callable) -> Any:
         while True:
+            self.require_open()
             endpoint, limit_s = attempts.begin()
             try:
                 answer = await ask(endpoint.transport, limit_s)
-            except RecommenderError as error:
-                self.require_open()  # closing cancels calls, which is no fault of the server
+            except Exception as error:
+                self.require_open()  # closing ends calls with errors of many kinds, and is no fault of the server
+                if not isinstance(error, RecommenderError):
+                    raise
                 await asyncio.sleep(attempts.plan_retry(endpoint, error))
             except asyncio.CancelledError:
                 attempts.record_cancelled(endpoint)

@@ -13,7 +13,9 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -33,18 +35,19 @@ DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # kind of a NumPy dtype -> T
 
 
 class _Grpc:
-    """Base of both transports, with the channel and the options of calls. channels: module that opens it, grpc or grpc.aio"""
+    """Base of both transports, with the options of channels and calls."""
 
-    def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str] | None, channels) -> None:
+    def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         self.url = url
         self._headers = lower_names(headers or {})
-        options = make_channel_options(url)
-        self._channel = (
-            channels.insecure_channel(url, options=options)
-            if tls is None
-            else channels.secure_channel(url, make_credentials(tls), options=options)
-        )
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._credentials = None if tls is None else make_credentials(tls)
+
+    def _open_channel(self, channels) -> Any:
+        """Return a new channel. channels: module that opens it, grpc or grpc.aio"""
+        options = make_channel_options(self.url)
+        if self._credentials is None:
+            return channels.insecure_channel(self.url, options=options)
+        return channels.secure_channel(self.url, self._credentials, options=options)
 
     @contextmanager
     def _translate_errors(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
@@ -53,6 +56,11 @@ class _Grpc:
             yield
         except grpc.RpcError as error:
             raise make_status_error(error.code().name, error.details() or "", self.url, timeout_s, call) from error
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            # Nobody cancelled the caller: an asyncio channel that is closed cancels its calls.
+            raise make_status_error("CANCELLED", "the channel was closed", self.url, timeout_s, call) from error
 
     def _make_options(self, timeout_s: float | None, headers: Mapping[str, str] | None = None) -> dict:
         """Return a call's metadata and timeout, as arguments of a stub's method."""
@@ -63,7 +71,9 @@ class GrpcTransport(_Grpc):
     """Blocking transport. Safe to share between threads. url: host:port"""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(url, tls, headers, grpc)
+        super().__init__(url, tls=tls, headers=headers)
+        self._channel = self._open_channel(grpc)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._late: set[grpc.Future] = set()  # inferences that nobody waits for
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
@@ -102,9 +112,17 @@ class GrpcTransport(_Grpc):
 class AsyncGrpcTransport(_Grpc):
     """Transport for asyncio. It belongs to the event loop in which it is first used. url: host:port"""
 
+    _channel: grpc.aio.Channel | None = None
+
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(url, tls, headers, grpc.aio)
+        super().__init__(url, tls=tls, headers=headers)
         self._late: set[asyncio.Task] = set()  # inferences that nobody waits for
+
+    @cached_property
+    def _stub(self) -> service_pb2_grpc.GRPCInferenceServiceStub:
+        """Open the channel, which belongs to the running event loop: so not in __init__, which may run before there is one."""
+        self._channel = self._open_channel(grpc.aio)
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translate_errors(timeout_s):
@@ -145,7 +163,8 @@ class AsyncGrpcTransport(_Grpc):
     async def close(self) -> None:
         if self._late:
             await asyncio.wait(self._late, timeout=CLOSE_S)
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
 
 
 def add_late(timeout_s: float | None) -> float | None:

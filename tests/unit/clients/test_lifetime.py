@@ -1,4 +1,4 @@
-"""Clients that are forked, and clients that are closed."""
+"""Clients that are forked, made outside of an event loop, or closed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import triton_recommender
@@ -81,3 +83,97 @@ def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(server
         shop.close()
         with pytest.raises(InvalidRequest, match="The client is closed"):
             asked.result()
+
+
+def test_an_asyncio_call_that_the_client_is_closed_under_is_not_taken_for_cancelled(server):
+    """Its caller would end in silence: no `except Exception` catches a CancelledError."""
+
+    async def close_under_calls(hedge_after_s: float | None) -> list[BaseException | None]:
+        shop = AsyncRecommender([server.url, server.url], timeouts=20.0, hedge_after_s=hedge_after_s)
+        await shop.signature()
+        calls = [asyncio.create_task(shop.recommend(1)), asyncio.create_task(shop.observe(1, 2))]
+        await asyncio.sleep(0.1)
+        await shop.close()
+        await asyncio.wait(calls)
+        assert not any(call.cancelled() for call in calls)
+        return [call.exception() for call in calls]
+
+    server.delay_s = 2.0
+    for hedge_after_s in (None, 0.01):
+        for error in asyncio.run(close_under_calls(hedge_after_s)):
+            assert isinstance(error, InvalidRequest)
+            assert "The client is closed" in str(error)
+
+
+def test_an_asyncio_call_that_its_caller_cancels_is_cancelled(server):
+    async def cancel() -> None:
+        async with AsyncRecommender(server.url, timeouts=20.0) as shop:
+            await shop.signature()
+            call = asyncio.create_task(shop.recommend(1))
+            await asyncio.sleep(0.1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    server.delay_s = 2.0
+    asyncio.run(cancel())
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_call_that_would_be_repeated_after_the_client_was_closed_is_refused(protocol, server, http, monkeypatch):
+    monkeypatch.setattr("triton_recommender.endpoints.FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr("triton_recommender.endpoints.LONGEST_PAUSE_S", 1.0)
+    url, double, failure = {
+        "grpc": (server.url, server, (grpc.StatusCode.UNAVAILABLE, "GOAWAY")),
+        "http": (http.url, http, (503, "starting")),
+    }[protocol]
+    double.failures = [failure] * 2
+    with Recommender(url, timeouts=20.0) as shop, ThreadPoolExecutor() as threads:
+        shop.signature()
+        asked = threads.submit(shop.recommend, 1)
+        until(lambda: len(double.failures) == 1)
+        shop.close()
+        with pytest.raises(InvalidRequest, match="The client is closed"):
+            asked.result()
+
+    async def close_in_pause() -> None:
+        shop = AsyncRecommender(url, timeouts=20.0)
+        await shop.signature()
+        asked = asyncio.create_task(shop.recommend(1))
+        while double.failures:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # the refusal arrives
+        await shop.close()
+        with pytest.raises(InvalidRequest, match="The client is closed"):
+            await asked
+
+    asyncio.run(close_in_pause())
+
+
+def test_a_call_that_would_be_hedged_after_the_client_was_closed_is_refused(http):
+    """Over HTTP, closing does not end the first attempt."""
+
+    def answer_late(query):
+        time.sleep(1.0)
+        return ANSWER
+
+    http.fake.handler = answer_late
+    with Recommender([http.url, http.url], timeouts=20.0, hedge_after_s=0.5) as shop, ThreadPoolExecutor() as threads:
+        shop.signature()
+        asked = threads.submit(shop.recommend, 1)
+        until(lambda: http.headers)
+        shop.close()
+        with pytest.raises(InvalidRequest, match="The client is closed"):
+            asked.result()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_asyncio_client_may_be_made_outside_of_the_loop_that_uses_it(protocol, server, http):
+    """As a module does with its own client."""
+    shop = AsyncRecommender({"grpc": server.url, "http": http.url}[protocol], timeouts=20.0)
+
+    async def ask() -> None:
+        async with shop:
+            assert await shop.recommend(1) == ANSWER
+
+    asyncio.run(ask())
