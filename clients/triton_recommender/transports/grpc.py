@@ -31,6 +31,9 @@ MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's default of 2 minutes would outlast an
 LATE_S = 10.0  # a server that has not answered an inference so long after its time hangs: the call is cancelled
 CLOSE_S = 1.0  # how long a client that closes waits for late answers
 LATE = "DEADLINE_EXCEEDED"
+# A server whose machine or network is gone closes no connection: gRPC would send to the dead one for a quarter of an hour.
+# So a call that reads nothing for KEEPALIVE_MS sends a ping, and without a reply in KEEPALIVE_TIMEOUT_MS gRPC connects again.
+KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 10_000, 10_000
 DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # kind of a NumPy dtype -> Triton's dtype, for inputs
 
 
@@ -187,6 +190,9 @@ def make_channel_options(url: str) -> list[tuple[str, object]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of a ping that gRPC sent for another reason
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", int(not is_loopback(url))),
     ]

@@ -1,4 +1,4 @@
-"""Clients that are forked, made outside of an event loop, or closed."""
+"""Clients that are forked, made outside of an event loop or closed, and connections that die."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ import pytest
 
 import triton_recommender
 from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.clients.relay import Relay
 from tests.waiting import until
-from triton_recommender import AsyncRecommender, InvalidRequest, MemoryCache, Recommender
+from triton_recommender import AsyncRecommender, InvalidRequest, MemoryCache, NoAnswer, Recommender, Timeouts
+from triton_recommender.transports import grpc as grpc_transport
 
 FORK = """
 import os, sys
@@ -177,3 +180,30 @@ def test_an_asyncio_client_may_be_made_outside_of_the_loop_that_uses_it(protocol
             assert await shop.recommend(1) == ANSWER
 
     asyncio.run(ask())
+
+
+def test_a_dead_connection_that_nobody_closed_is_replaced(monkeypatch):
+    """As when a server's machine is gone, and its address leads to another one."""
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE_MS", 200)
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE_TIMEOUT_MS", 1_000)
+    double = GrpcDouble(lambda query: ANSWER)
+    relay = Relay(int(double.url.rpartition(":")[2]))
+    try:
+        with Recommender(relay.url, timeouts=Timeouts(1.0, connect=20.0), retries=0) as shop:
+            assert shop.recommend(1) == ANSWER
+            relay.silence()
+
+            def is_answered() -> bool:
+                try:
+                    return shop.recommend(1) == ANSWER
+                except NoAnswer:
+                    return False
+
+            assert not is_answered()
+            silent_s = time.monotonic()
+            until(is_answered)
+            assert time.monotonic() - silent_s < 45.0  # gRPC itself notices it after 60 s by chance, or in a quarter of an hour
+            assert relay.connections == 2
+    finally:
+        relay.stop()
+        double.stop()
