@@ -53,7 +53,9 @@ class _Http:
             yield
         except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
             if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
-                raise make_status_error("UNAVAILABLE", "no connection in time", self.url, timeout_s, call) from error
+                is_told = isinstance(error, urllib3.exceptions.NewConnectionError)  # refused, or a host that nobody knows
+                reason = str(error) if is_told else "no connection in time"
+                raise make_status_error("UNAVAILABLE", reason, self.url, timeout_s, call) from error
             raise make_status_error("DEADLINE_EXCEEDED", "", self.url, timeout_s, call) from error
         except (urllib3.exceptions.HTTPError, aiohttp.ClientError, OSError) as error:
             raise make_status_error("UNAVAILABLE", str(error), self.url, timeout_s, call) from error
