@@ -8,7 +8,7 @@ def main() -> None:
         if error.name not in ("typer", "rich"):
             raise
         raise SystemExit(
-            f"The command line needs {error.name}; expected the extra `cli`. Install it: pip install 'triton-recommender[cli]'"
+            f"The command line needs {error.name}; expected the extra `cli`. In the checkout: pip install './clients[cli]'"
         ) from error
     app(prog_name="python -m triton_recommender")
 

@@ -1,4 +1,4 @@
-"""Trace calls with OpenTelemetry (`pip install triton-recommender[tracing]`): one span per call, and its context in headers.
+"""Trace calls with OpenTelemetry (`pip install './clients[tracing]'`): one span per call, and its context in headers.
 
 Without the package, or without a configured SDK, calls have no spans and no trace headers.
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2_grpc
 
 from serving.contract import ids
 from serving.contract import tensors as contract
@@ -57,6 +58,17 @@ def test_the_package_imports_what_it_declares_and_nothing_else():
             elif isinstance(node, ast.ImportFrom):
                 names.add(present(node.module).split(".")[0])
         assert names <= {"triton_recommender", *dependencies, *sys.stdlib_module_names}, path
+
+
+def test_the_oldest_grpcio_that_is_declared_loads_the_stubs_of_the_oldest_tritonclient():
+    """They refuse an older one when they are imported. The pinned tritonclient is the oldest that is declared."""
+    declared = tomllib.loads((CLIENT.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    oldest = {normalise(requirement): requirement.partition(">=")[2] for requirement in declared}
+    assert metadata.version("tritonclient").startswith(oldest["tritonclient"])
+    needed, given = (
+        tuple(map(int, version.split("."))) for version in (service_pb2_grpc.GRPC_GENERATED_VERSION, oldest["grpcio"])
+    )
+    assert given >= needed[: len(given)]
 
 
 def normalise(requirement: str) -> str:
