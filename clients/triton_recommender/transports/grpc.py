@@ -10,12 +10,14 @@ has just begun or answered (server issue 7368). Neither does gRPC's own timeout 
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -34,6 +36,7 @@ LATE = "DEADLINE_EXCEEDED"
 # A server whose machine or network is gone closes no connection: gRPC would send to the dead one for a quarter of an hour.
 # So a call that reads nothing for KEEPALIVE_MS sends a ping, and without a reply in KEEPALIVE_TIMEOUT_MS gRPC connects again.
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 10_000, 10_000
+GRPC_ROOTS = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"  # environment variable of gRPC: a file of root certificates
 DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # kind of a NumPy dtype -> Triton's dtype, for inputs
 
 
@@ -177,9 +180,15 @@ def add_late(timeout_s: float | None) -> float | None:
 
 def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Return what grpcio needs for an encrypted channel. Raises InvalidRequest for files that cannot be used."""
-    make_ssl_context(tls)  # refuses files that grpcio would take, only to fail in each call
-    paths = (tls.root_certificates, tls.client_key, tls.client_certificate)
-    return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
+    context = cast(ssl.SSLContext, make_ssl_context(tls))  # refuses files that grpcio would take, only to fail in each call
+    roots, *identity = (
+        None if path is None else Path(path).read_bytes()
+        for path in (tls.root_certificates, tls.client_key, tls.client_certificate)
+    )
+    if roots is None and GRPC_ROOTS not in os.environ:
+        # By itself, grpcio trusts the authorities in its package, and not those of the system, where a company adds its own.
+        roots = "".join(map(ssl.DER_cert_to_PEM_cert, context.get_ca_certs(binary_form=True))).encode() or None
+    return grpc.ssl_channel_credentials(roots, *identity)
 
 
 def make_channel_options(url: str) -> list[tuple[str, object]]:

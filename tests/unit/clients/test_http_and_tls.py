@@ -84,6 +84,19 @@ def test_mutual_tls(kind, certificates):
         server.stop()
 
 
+@both
+def test_the_authorities_of_the_system_are_trusted_where_none_are_named(kind, certificates, monkeypatch):
+    key, certificate = certificates
+    server = GrpcDouble(lambda query: ANSWER, require_callers_certificate(key, certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    try:
+        own = Tls(client_key=key, client_certificate=certificate)
+        assert use(kind, server.url, recommend, tls=own, timeouts=Timeouts(10.0, connect=10.0)) == [ANSWER]
+    finally:
+        server.stop()
+
+
 def test_wrong_tls_settings_are_refused(certificates, tmp_path):
     key, certificate = certificates
     with pytest.raises(InvalidRequest, match="expected both, or neither"):
