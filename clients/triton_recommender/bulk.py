@@ -6,6 +6,7 @@ users.txt: an id per line ─▶ calls of CALL_USERS users, one after the other 
 from __future__ import annotations
 
 import csv
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -98,7 +99,8 @@ def open_unfinished(path: Path) -> Iterator[TextIO]:
     try:
         if path.exists() and not path.is_file():  # noticed here, and not once everything was asked
             raise InvalidRequest(f"{path} is not a file; expected the name of a file to write.")
-        unfinished = path.with_name(f".{path.name}.unfinished")
+        # A name of its own: a run that begins before the last one has ended would write into the same file.
+        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
         try:
             with unfinished.open("w", newline="", encoding="utf-8") as file:
                 yield file

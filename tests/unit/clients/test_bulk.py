@@ -180,3 +180,17 @@ def test_an_interruption_leaves_an_older_file_as_it_is(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         bulk.write_lists(FakeRecommender(lambda query: [10]), [Query(1)] * 100, lists, follow=interrupt)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"lists.csv": "of yesterday"}
+
+
+def test_two_runs_at_once_leave_the_whole_lists_of_one(tmp_path):
+    """As when a timer starts the next run before the last one has ended."""
+    shop, lists = FakeRecommender(lambda query: [10]), tmp_path / "lists.csv"
+
+    def run_another(parts):
+        for part in parts:
+            yield part
+            bulk.write_lists(shop, [Query(2)], lists)
+
+    bulk.write_lists(shop, [Query(1)] * 40, lists, follow=run_another)
+    assert [row["user_id"] for row in read_rows(lists)] == ["1"] * 40
+    assert [path.name for path in tmp_path.iterdir()] == ["lists.csv"]
