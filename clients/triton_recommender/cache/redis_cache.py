@@ -9,11 +9,13 @@ repeats the question, so a reply that belongs to another command counts as a mis
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from triton_recommender.breaker import Breaker
 from triton_recommender.cache.base import Cache, Entry, Lookup
@@ -52,7 +54,8 @@ class RedisCache(Cache):
         self._ttl_ms = max(int(ttl_s * 1e3), 1)
         self._timeout_s = timeout_s
         self._breaker = Breaker(threshold=1, first_pause_s=0.1, clock_s=clock_s)
-        self._failures, self._redis, self._async_redis = _make_clients(url, timeout_s)
+        self._failures, self._redis, self._make_async_redis = _make_clients(url, timeout_s)
+        self._async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
     def read(self, keys: Sequence[Key], generation: int) -> Lookup | None:
         if not self._breaker.admit():
@@ -116,7 +119,16 @@ class RedisCache(Cache):
         self._redis.close()
 
     async def close_async(self) -> None:
+        """Close the connections of this event loop."""
         await self._async_redis.aclose()
+
+    @property
+    def _async_redis(self):
+        """The asyncio client of the running event loop: connections belong to the loop in which they were opened."""
+        loop = asyncio.get_running_loop()
+        if (client := self._async_clients.get(loop)) is None:
+            client = self._async_clients[loop] = self._make_async_redis()
+        return client
 
     def _queue_reads(self, pipeline, keys: Sequence[Key], generation: int, tokens: list[bytes]):
         for key, token in zip(keys, tokens, strict=True):
@@ -179,7 +191,7 @@ def _describe(error: Exception) -> str:
 
 
 def _make_clients(url: str, timeout_s: float) -> tuple:
-    """Return (exception types of a failure, a blocking client, an asyncio client). Neither client connects yet."""
+    """Return (exception types of a failure, a blocking client, a function that makes asyncio clients). None connects yet."""
     from redis import Redis, RedisError  # imported late: it takes most of a second, and only this cache needs it
     from redis.asyncio import Redis as AsyncRedis
     from redis.asyncio.retry import Retry as AsyncRetry
@@ -189,12 +201,15 @@ def _make_clients(url: str, timeout_s: float) -> tuple:
     settings: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     try:
         blocking = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
-        awaiting = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **settings)
     except ValueError as error:
         raise InvalidRequest(
             f"cache is {strip_secrets(url)!r}: {error}. Expected redis://host:port, such as redis://localhost:6379."
         ) from error
-    return (RedisError, OSError, TimeoutError), blocking, awaiting
+
+    def make_async_client() -> AsyncRedis:
+        return AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **settings)
+
+    return (RedisError, OSError, TimeoutError), blocking, make_async_client
 
 
 def strip_secrets(url: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 
 import pytest
 
-from triton_recommender import CacheUnavailable, MemoryCache, Recommender, RedisCache
+from tests.unit.clients.cache.conftest import AsyncShop
+from triton_recommender import AsyncRecommender, CacheUnavailable, MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.base import Entry
 from triton_recommender.cache.entries import Key, make_keys
 from triton_recommender.cache.generation import KnownGeneration
@@ -136,6 +138,16 @@ def test_a_value_that_is_no_answer_to_the_question_is_none(client, shop, empty_r
     empty_redis.client.set(seven, token + other[16:] if value == "somebody else's" else value)
     assert client.recommend(7).item_ids[0] == 710
     assert shop.asked == [7, 8, 7]
+
+
+def test_one_cache_serves_the_event_loops_of_several_jobs(shop, cache):
+    """As of a worker that runs each job by `asyncio.run`, and closes nothing between them."""
+
+    async def ask() -> tuple[int, ...]:
+        return (await AsyncRecommender(transport=AsyncShop(shop), cache=cache).recommend(7)).item_ids
+
+    assert asyncio.run(ask()) == asyncio.run(ask())
+    assert shop.asked == [7]
 
 
 def test_shops_that_share_a_redis_keep_apart(shop, empty_redis):
