@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,8 @@ Handler = Callable[[Query], Sequence[int] | Recommendations]
 
 EARLIEST_MS = 100_000_000_000  # of an event; a time in seconds is below it
 MAX_TEXT_BYTES = 128  # of event_id and request_id
+MAX_COLUMN_BYTES = 1024  # of a context text of an event
+MAX_CHANGE_BYTES = 64 << 10  # of the columns of a change, as JSON
 
 _OUTPUTS = {"degraded": ("INT32", 1), "generation": ("INT64", 1)}
 _SEQUENCE = {"sequence": ("INT64", 1)}
@@ -114,10 +115,14 @@ class FakeServer:
             self._refuse_malformed(events, call)
             return {"sequence": np.array([[self._observe(event)] for event in events], np.int64)}
         if call.model == UPSERT:
+            changes = []
             for kind, record_id, text in zip(*(call.inputs[name][:, 0] for name in ("kind", "id", "columns")), strict=True):
+                if len(text) > MAX_CHANGE_BYTES:
+                    raise InvalidRequest(f"columns has {len(text)} bytes; expected at most {MAX_CHANGE_BYTES}", call)
                 if not (columns := json.loads(text)):
                     raise InvalidRequest('columns is not an object with columns; expected one such as {"price": 9.5}', call)
-                self.upserts.append((kind.decode(), int(record_id), columns))
+                changes.append((kind.decode(), int(record_id), columns))
+            self.upserts += changes  # of a refused request, none counts
             return {"sequence": np.array([[self._new_sequence()] for _ in call.inputs["id"]], np.int64)}
         return self._recommend(_decode_queries(call.inputs))
 
@@ -304,11 +309,11 @@ def _refuse_malformed_event(event: Event, call: Call) -> None:
     """Raise InvalidRequest for what every server refuses."""
     if event.timestamp_ms is not None and event.timestamp_ms < EARLIEST_MS:
         raise InvalidRequest("timestamp_ms is before 1973, as seconds would be; expected unix milliseconds", call)
-    if event.value is not None and not isfinite(event.value):
-        raise InvalidRequest("value is infinite; expected a finite number, or none", call)
-    for name, text in (("event_id", event.event_id), ("request_id", event.request_id)):
-        if text is not None and (n_bytes := len(text.encode())) > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"{name} has {n_bytes} bytes; expected at most {MAX_TEXT_BYTES}", call)
+    limited = [("event_id", event.event_id, MAX_TEXT_BYTES), ("request_id", event.request_id, MAX_TEXT_BYTES)]
+    limited += [(name, text, MAX_COLUMN_BYTES) for name, text in event.context.items() if isinstance(text, str)]
+    for name, text, most in limited:
+        if text is not None and (n_bytes := len(text.encode())) > most:
+            raise InvalidRequest(f"{name} has {n_bytes} bytes; expected at most {most}", call)
 
 
 def _read_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_I
 INT64, FLOAT32 = np.iinfo(np.int64), np.finfo(np.float32)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 _MISSING: dict[str, int | float | bytes] = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
-_WANTED = {"INT64": "a whole number of 64 bits", "FP32": "a number of 32 bits", "BYTES": "text"}
+_WANTED = {"INT64": "a whole number of 64 bits", "FP32": "a finite number of 32 bits", "BYTES": "text"}
 OWN_INPUTS = ("user_id", "history", "exclude", "after", "category", "among")
 
 
@@ -268,7 +267,7 @@ def _encode_value(name: str, dtype: str, value: ContextValue) -> int | float | b
             return value if isinstance(value, bytes) else str(value).encode()
         if dtype == "FP32":
             number = float(value)
-            if isfinite(number) and abs(number) > FLOAT32.max:
+            if abs(number) > FLOAT32.max:
                 raise OverflowError(value)
             return number
         if int(value) != value and not isinstance(value, str):

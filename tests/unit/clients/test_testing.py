@@ -9,21 +9,24 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from serving.contract.tensors import OBSERVE, make_live_specs
+from serving.contract.tensors import OBSERVE, ContextColumn, make_live_specs
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventKinds
 from triton_recommender import Event, InvalidRequest, Recommender
 from triton_recommender.testing import FakeRecommender
 
 NOW_MS = time.time_ns() // 1_000_000
+DEVICE = ContextColumn("device", "string")
 
 
 def find_server_fault(inputs: dict[str, np.ndarray]) -> str | None:
     """Return what the model `observe` says of one event. inputs: tensors of the client"""
     absent = {
-        spec.name: np.array([[spec.fill]], spec.numpy_dtype) for spec in make_live_specs(())[OBSERVE].inputs if spec.optional
+        spec.name: np.array([[spec.fill]], spec.numpy_dtype)
+        for spec in make_live_specs((DEVICE.tensor,))[OBSERVE].inputs
+        if spec.optional
     }
-    return EventAdmission(EventKinds()).find_faults(absent | inputs, NOW_MS).get(0)
+    return EventAdmission(EventKinds(), (DEVICE,)).find_faults(absent | inputs, NOW_MS).get(0)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +34,14 @@ def find_server_fault(inputs: dict[str, np.ndarray]) -> str | None:
     [
         {"timestamp_ms": NOW_MS // 1_000},
         {"timestamp_ms": 0},
-        {"value": float("inf")},
         {"event_id": "x" * 129},
         {"event_id": "é" * 65},
         {"request_id": "x" * 129},
+        {"context": {"device": "é" * 513}},
     ],
 )
 def test_an_event_that_a_server_refuses_is_refused_by_the_fake(details):
-    shop = FakeRecommender()
+    shop = FakeRecommender(context={"device": "BYTES"})
     with pytest.raises(InvalidRequest) as refused:
         shop.observe(7, 3, **details)
     assert refused.value.call is not None
@@ -74,13 +77,23 @@ def test_no_event_of_a_refused_request_counts(events):
     assert [event.event_id for event in shop.events] == ["known"]
 
 
-def test_a_change_without_columns_is_refused_by_server_and_fake():
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "columns is not an object with columns"),
+        ({"title": "x" * 65_536}, "columns has 65549 bytes; expected at most 65536"),
+    ],
+    ids=["none", "long"],
+)
+def test_a_change_that_no_server_takes_is_refused_by_server_and_fake(columns, message):
     shop = FakeRecommender()
-    with pytest.raises(InvalidRequest, match="columns is not an object with columns") as refused:
-        shop.upsert("item", 3, {})
+    with pytest.raises(InvalidRequest, match=message) as refused:
+        shop.upsert("item", 3, columns)
     assert refused.value.call is not None
     inputs = dict(refused.value.call.inputs)
-    assert ChangeAdmission({"item": {"price": "number"}, "user": {}}, {}).find_faults(inputs)[0].startswith("columns is not an")
+    assert ChangeAdmission({"item": {"title": "text"}, "user": {}}, {}).find_faults(inputs)[0].startswith(message)
+    with pytest.raises(InvalidRequest):
+        shop.upsert_many("item", [(4, {"title": "mug"}), (3, columns)])
     assert shop.upserts == []
 
 

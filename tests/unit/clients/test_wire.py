@@ -122,9 +122,10 @@ NOTHING: Any = []
         ([Query(1, context={"store": 2.5})], "context store is 2.5; expected a whole number"),
         ([Query(1, context={"store": float("inf")})], "context store is inf"),
         ([Query(1, context={"store": 2**63})], "context store is 9223372036854775808"),
-        ([Query(1, context={"basket": 1e300})], "context basket is 1e+300; expected a number of 32 bits"),
-        ([Query(1, context={"basket": "much"})], "context basket is 'much'; expected a number"),
-        ([Query(1, context={"basket": NOTHING})], "context basket is []; expected a number"),
+        ([Query(1, context={"basket": 1e300})], "context basket is 1e+300; expected a finite number of 32 bits"),
+        ([Query(1, context={"basket": float("-inf")})], "context basket is -inf; expected a finite number"),
+        ([Query(1, context={"basket": "much"})], "context basket is 'much'; expected a finite number"),
+        ([Query(1, context={"basket": NOTHING})], "context basket is []; expected a finite number"),
     ],
 )
 def test_a_wrong_query_is_named(queries, message):
