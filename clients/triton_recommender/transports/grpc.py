@@ -33,6 +33,7 @@ MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's default of 2 minutes would outlast an
 LATE_S = 10.0  # a server that has not answered an inference so long after its time hangs: the call is cancelled
 CLOSE_S = 1.0  # how long a client that closes waits for late answers
 LATE = "DEADLINE_EXCEEDED"
+CONNECT_MS = 5_000  # for one attempt to connect: to a busy or distant server, TCP, TLS and HTTP/2 take their time
 # A server whose machine or network is gone closes no connection: gRPC would send to the dead one for a quarter of an hour.
 # So a call that reads nothing for KEEPALIVE_MS sends a ping, and without a reply in KEEPALIVE_TIMEOUT_MS gRPC connects again.
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 10_000, 10_000
@@ -197,7 +198,7 @@ def make_channel_options(url: str) -> list[tuple[str, object]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # gRPC's name for it; it delays no attempt after one that is refused
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),

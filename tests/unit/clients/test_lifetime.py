@@ -207,3 +207,15 @@ def test_a_dead_connection_that_nobody_closed_is_replaced(monkeypatch):
     finally:
         relay.stop()
         double.stop()
+
+
+def test_a_server_that_shakes_hands_slowly_is_connected_to():
+    """As one that is busy or far away."""
+    double = GrpcDouble(lambda query: ANSWER)
+    relay = Relay(int(double.url.rpartition(":")[2]), delay_s=1.0)
+    try:
+        with Recommender(relay.url, timeouts=20.0, retries=0) as shop:
+            assert shop.recommend(1) == ANSWER
+    finally:
+        relay.stop()
+        double.stop()
