@@ -167,6 +167,9 @@ def observe(
         names = find_catalogue(repo) or Catalogue()
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, catalogue=names) as shop:
             sequence = shop.observe(user_id, item_id, event, **details)
+        for notice in names.resolve(Query(user_id, among=[item_id]))[1]:
+            message = notice.message.removeprefix(f"{notice.field}: ")
+            err.print(f"warning: {escape_text(message)}", markup=False, soft_wrap=True)
         typer.echo(dump_json({"sequence": sequence}) if as_json else f"durable as {sequence}")
 
 

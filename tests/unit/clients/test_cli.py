@@ -196,6 +196,15 @@ def test_events_and_changes_are_acknowledged(server, repo):
     assert "columns is not JSON" in wrong.stderr
 
 
+def test_an_event_of_an_item_that_the_catalogue_does_not_know_is_taken_with_a_warning(server, repo):
+    """The id may be mistyped: then the event counts for an item that nobody has."""
+    options = ("--url", server.url, "--repo", repo)
+    assert run("observe", "--user-id", "ann", "--item-id", "ten", *options).stderr == ""
+    result = run("observe", "--user-id", "ann", "--item-id", "tenn", *options)
+    assert (result.exit_code, result.stdout) == (0, "durable as 2\n")
+    assert result.stderr == "warning: no item is called 'tenn' in generation 10; treated as a new item.\n"
+
+
 def test_a_purchase_shows_the_list_before_and_after_it(server, repo):
     result = run("buy", "--user-id", "ann", "-k", 2, "--url", server.url, "--repo", repo)
     assert result.exit_code == 0
