@@ -83,7 +83,8 @@ class Query:
     user_id: None for an anonymous visitor, whom only `history` and `context` describe
     history: item ids, newest first, in place of the server's own history of the user; None leaves it to the server,
              [] means "nothing yet". The server reads the newest H of them, and fixes H.
-    exclude: item ids that must not come back, any number of them
+    exclude: item ids that must not come back, any number of them. The server excludes the first E of them (64 by default), and
+             the client takes the others out of the answer, which may then be shorter
     context: column -> value, as the data set declares them; a column that is left out counts as missing
     after:   a sequence that `observe` or `upsert` returned. The answer reflects that event or change, or has LIVE in `degraded`
     session: the shop's name of an anonymous visitor's session, whose events the server has observed; user_id must be None

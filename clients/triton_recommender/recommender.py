@@ -52,7 +52,8 @@ class Recommender(SharedClient):
     tls:           root certificates, and the client's own where the server asks for them
     headers:       sent with every request, such as {"authorization": "Bearer …"}
     catalogue:     puts names and titles into answers, and resolves the ids of shops whose ids are text
-    strict:        raise UnknownId for a user or item that the catalogue does not know, instead of a warning in the answer
+    strict:        raise UnknownId for a user or item that the catalogue does not know, instead of a warning in the answer;
+                   events and changes may name new ones all the same
     cache:         a MemoryCache or RedisCache; several clients may share it, and whoever created it closes it
     transport:     used in place of `url`; triton_recommender.testing has a fake that needs no server
     """

@@ -24,7 +24,9 @@ from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import Call, ModelDescription, Tls
 
 SCHEMES = ("grpc", "grpcs", "http", "https")
-HEADER_NAME, HEADER_VALUE = re.compile(r"[0-9A-Za-z_.-]+"), re.compile(r"[\x20-\x7e]*")  # what gRPC takes, and HTTP too
+# What gRPC takes, and HTTP too. gRPC takes names that end in -bin only with values of bytes.
+HEADER_NAME = re.compile(r"[0-9A-Za-z_.-]+(?<!-bin)", re.ASCII | re.IGNORECASE)
+HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 class Transport(Protocol):
@@ -85,7 +87,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
     """Raise InvalidRequest for a header that cannot be sent."""
     for name, value in headers.items():
         if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
-            raise InvalidRequest(f"The header {name!r} has no valid name; expected letters, digits, '-', '_' and '.'.")
+            expected = "expected letters, digits, '-', '_' and '.', and no -bin at its end"
+            raise InvalidRequest(f"The header {name!r} has no valid name; {expected}.")
         if not isinstance(value, str) or not HEADER_VALUE.fullmatch(value):
             raise InvalidRequest(f"The header {name!r} has no valid value; expected one line of printable ASCII.")
 
