@@ -219,7 +219,10 @@ class AsyncRecommender(SharedClient):
                 return Health(transport.url, False, "`recommend` is not ready: it is loading, unloaded or broken")
             signature = Signature.of(await transport.describe(RECOMMEND, self.timeouts.connect))
             return judge_health(transport.url, await transport.infer(self.make_health_call(signature)))
-        except RecommenderError as error:
+        except Exception as error:
+            self._endpoints.require_open()  # closing ends the exchange with errors of many kinds
+            if not isinstance(error, RecommenderError):
+                raise
             return Health(transport.url, False, str(error))
 
     async def _forget(self, user_ids: list[int]) -> None:

@@ -77,11 +77,12 @@ def test_a_closed_client_refuses_calls(protocol, cached, server, http):
     asyncio.run(call_closed())
 
 
-def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(server):
+@pytest.mark.parametrize("ask", [lambda shop: shop.recommend(1), lambda shop: shop.health()], ids=["recommend", "health"])
+def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(ask, server):
     with Recommender(server.url, timeouts=20.0) as shop, ThreadPoolExecutor() as threads:
         shop.signature()
         server.delay_s = 1.0
-        asked = threads.submit(shop.recommend, 1)
+        asked = threads.submit(ask, shop)
         until(lambda: server.metadata)
         shop.close()
         with pytest.raises(InvalidRequest, match="The client is closed"):
@@ -94,7 +95,7 @@ def test_an_asyncio_call_that_the_client_is_closed_under_is_not_taken_for_cancel
     async def close_under_calls(hedge_after_s: float | None) -> list[BaseException | None]:
         shop = AsyncRecommender([server.url, server.url], timeouts=20.0, hedge_after_s=hedge_after_s)
         await shop.signature()
-        calls = [asyncio.create_task(shop.recommend(1)), asyncio.create_task(shop.observe(1, 2))]
+        calls = [asyncio.create_task(call) for call in (shop.recommend(1), shop.observe(1, 2), shop.health())]
         await asyncio.sleep(0.1)
         await shop.close()
         await asyncio.wait(calls)
