@@ -131,22 +131,22 @@ def test_a_call_that_would_be_repeated_after_the_client_was_closed_is_refused(pr
         "grpc": (server.url, server, (grpc.StatusCode.UNAVAILABLE, "GOAWAY")),
         "http": (http.url, http, (503, "starting")),
     }[protocol]
-    double.failures = [failure] * 2
-    with Recommender(url, timeouts=20.0) as shop, ThreadPoolExecutor() as threads:
+    double.failures = [failure] * 100
+    with Recommender(url, timeouts=20.0, retries=10) as shop, ThreadPoolExecutor() as threads:
         shop.signature()
         asked = threads.submit(shop.recommend, 1)
-        until(lambda: len(double.failures) == 1)
+        until(lambda: len(double.failures) < 100)
         shop.close()
         with pytest.raises(InvalidRequest, match="The client is closed"):
             asked.result()
 
     async def close_in_pause() -> None:
-        shop = AsyncRecommender(url, timeouts=20.0)
+        shop, left = AsyncRecommender(url, timeouts=20.0, retries=10), len(double.failures)
         await shop.signature()
         asked = asyncio.create_task(shop.recommend(1))
-        while double.failures:
+        while len(double.failures) == left:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # the refusal arrives
+        await asyncio.sleep(0.1)  # the refusal arrives
         await shop.close()
         with pytest.raises(InvalidRequest, match="The client is closed"):
             await asked
@@ -158,11 +158,11 @@ def test_a_call_that_would_be_hedged_after_the_client_was_closed_is_refused(http
     """Over HTTP, closing does not end the first attempt."""
 
     def answer_late(query):
-        time.sleep(1.0)
+        time.sleep(5.0)
         return ANSWER
 
     http.fake.handler = answer_late
-    with Recommender([http.url, http.url], timeouts=20.0, hedge_after_s=0.5) as shop, ThreadPoolExecutor() as threads:
+    with Recommender([http.url, http.url], timeouts=20.0, hedge_after_s=1.5) as shop, ThreadPoolExecutor() as threads:
         shop.signature()
         asked = threads.submit(shop.recommend, 1)
         until(lambda: http.headers)
@@ -190,13 +190,13 @@ def test_a_dead_connection_that_nobody_closed_is_replaced(monkeypatch):
     double = GrpcDouble(lambda query: ANSWER)
     relay = Relay(int(double.url.rpartition(":")[2]))
     try:
-        with Recommender(relay.url, timeouts=Timeouts(1.0, connect=20.0), retries=0) as shop:
+        with Recommender(relay.url, timeouts=Timeouts(20.0, connect=20.0), retries=0) as shop:
             assert shop.recommend(1) == ANSWER
             relay.silence()
 
             def is_answered() -> bool:
                 try:
-                    return shop.recommend(1) == ANSWER
+                    return shop.recommend(1, timeout_s=1.0) == ANSWER
                 except NoAnswer:
                     return False
 
@@ -204,7 +204,7 @@ def test_a_dead_connection_that_nobody_closed_is_replaced(monkeypatch):
             silent_s = time.monotonic()
             until(is_answered)
             assert time.monotonic() - silent_s < 45.0  # gRPC itself notices it after 60 s by chance, or in a quarter of an hour
-            assert relay.connections == 2
+            assert relay.connections > 1
     finally:
         relay.stop()
         double.stop()
