@@ -38,7 +38,7 @@ from export.steps.training_settings import (
 from export.tables import find_shapes, plan_tables, write_tables
 from repository.applied_rules import read_current_values
 from repository.checks.recorded import Recorded
-from repository.publish import Staging
+from repository.publish import Staging, refuse_other_contract
 from server.control import find_held_generations
 from server.start.environment import RUN_DIR
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, make_ensemble_spec, make_stage_specs
@@ -80,23 +80,29 @@ def build_repository(
     verbose: bool = False,
     learning: Learning | None = None,
     keep: int = 1,
+    meant_for: Path | None = None,
 ) -> int:
     """Train on the whole log and publish. Return the generation. Raises ConfigError, ExportError or ArtifactError.
 
     learning: what to start from and where to keep what is learned; None: train from scratch, and keep nothing
     keep: as in `Staging`
+    meant_for: repository into which the generation is published later: it gets the rules of that one, and is refused before
+        training if that one would not take it; None: `repository`
     """
-    refuse_lost_log(dataset, repository)
+    target = meant_for or repository
+    refuse_lost_log(dataset, target)
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
     staged = Staging(repository, layout, lambda repo: find_held_generations(repo, RUN_DIR), keep)
     with tempfile.TemporaryDirectory() as folder, staged as staging:  # staged first, so that a bad place costs no training
-        rules = read_rules(dataset, repository, settings, progress)
+        rules = read_rules(dataset, target, settings, progress)
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
         features = compute_features(dataset, settings, workflow, progress)
         axes = make_axes(features, settings.pipeline)
         specs = make_stage_specs(axes, features.context)
         plugin.refuse_early(repository, staging, specs, settings)
+        if meant_for:
+            refuse_other_contract(meant_for, layout, specs)
         write_rules(staging.folder("rerank"), rules, dataset, features, settings.pipeline)
         refuse_tables_that_do_not_fit(features, axes, settings)
 

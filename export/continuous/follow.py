@@ -54,6 +54,7 @@ from serving.live.experiment import Experiment, read_experiment
 from serving.live.reader import Change
 from serving.live.store import find_live_folder
 from serving.stages.features.user_store import UserStore
+from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
@@ -140,7 +141,7 @@ def follow_alone(
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=make_scratch_prefix(repo)) as scratch:
         candidate, layout = Path(scratch, "candidate"), read_layout(read_config(repo / ENSEMBLE / CONFIG_FILE))
         learning = plan_learning(split.live, serving, Path(scratch, "learned"), settings.training.scratch_every)
-        trained = build_repository(split.earlier, candidate, settings, console, layout, learning=learning)
+        trained = build_repository(split.earlier, candidate, settings, console, layout, learning=learning, meant_for=repo)
         began = describe_start(read_manifest(candidate, trained)["reports"]["started_from_weights"], learning, serving)
         verdict = judge_candidate(candidate, repo, split, Path(scratch, "store"), settings.pipeline.seed)
         if verdict.fault:
@@ -231,7 +232,8 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
 def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
     """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state
 
-    Like the running server, both know what `upsert` has set until now, except what a newer catalogue of theirs replaces.
+    Like the running server, both know what `upsert` has set until now, except what a newer catalogue of theirs replaces, and
+    keep the current rules: the candidate was exported with them, what serves may have been exported before they were applied.
     """
     item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
     changes = read_changes(split.live)
@@ -240,7 +242,7 @@ def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed
     )
     return judge(
         answer_live(candidate, split.whole, split.questions, split.first, store, candidate_changes),
-        answer_live(repo, split.whole, split.questions, split.serving_first, store, serving_changes),
+        answer_live(repo, split.whole, split.questions, split.serving_first, store, serving_changes, split.live / RULES_FOLDER),
         item_ids,
         user_ids,
         np.random.default_rng(seed),

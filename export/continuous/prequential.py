@@ -23,6 +23,7 @@ from serving.contract.tensors import OBSERVE, UPSERT, make_live_specs
 from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
+from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from training.dataset import Dataset
 from training.dataset.repeats import find_repeats
 
@@ -114,12 +115,19 @@ def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> Answe
 
 
 def answer_live(
-    repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path, changes: Sequence[Upserted] = ()
+    repository: Path,
+    dataset: Dataset,
+    rows: np.ndarray,
+    first: int,
+    store: Path,
+    changes: Sequence[Upserted] = (),
+    rules: Path | None = None,
 ) -> Answers:
     """Answer the users of log rows, in ascending order, each after all events from row `first` up to its own were observed.
 
     store: folder for the live store of these events; an existing one is removed
     changes: of items and users, applied before the first event
+    rules: folder of the rules that were applied to the repository; without it, or where it is missing, those of its export
     """
     answers, start, generation = [], first, str(read_pinned_generation(repository))
     shutil.rmtree(store, ignore_errors=True)
@@ -128,6 +136,8 @@ def answer_live(
             for first_change in range(0, len(changes), CHANGES_PER_BATCH):
                 upsert(make_change_inputs(changes[first_change : first_change + CHANGES_PER_BATCH]))
     observe = Observe.load(repository / OBSERVE / generation, store)
+    if rules and rules.is_dir():
+        (store / RULES_FOLDER).symlink_to(rules.resolve())
     with closing(observe), closing(Reader(store)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
         for row in rows:
             for part in split_blocks(np.arange(start, row), EVENTS_PER_BATCH):

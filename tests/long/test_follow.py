@@ -24,6 +24,7 @@ from export.continuous.prequential import Upserted, make_change_inputs, make_eve
 from export.continuous.verdict import LEAST_QUESTIONS, Verdict
 from export.relayout import relayout
 from export.settings import Settings
+from repository.applied_rules import apply_rules
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
@@ -176,6 +177,32 @@ def test_a_round_starts_from_the_weights_of_the_round_before_and_publishes_nothi
     assert list_published_generations(followed) == (1, 2)
     assert read_acts(followed)[-1].action == "not published"
     assert {path.name for path in (find_live_folder(followed) / LEARNED / "2").iterdir()} == {"ranker.npz"}
+
+
+def test_a_log_that_was_cut_off_is_not_learned(repo, whole, past):
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    with pytest.raises(ExportError, match=r"The log of followed has 1,2\d\d events; generation 1 of .* learned from 3,000"):
+        follow_once(replace(past, interactions=past.interactions.head(20)), repo, None, 1_000, QUIET)
+    assert list_published_generations(repo) == (1,)
+
+
+def test_a_candidate_with_other_tensors_is_refused_before_it_is_trained(repo, whole, past):
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    shown, other = io.StringIO(), {"pipeline": FOLLOWED_SETTINGS["pipeline"] | {"items_returned": 30}}
+    settings = Settings.model_validate(FOLLOWED_SETTINGS | other)
+    with pytest.raises(ExportError, match=r"serves another contract: .*item_ids INT64 .* differ"):
+        follow_once(past, repo, settings, 1_000, Console(file=shown))
+    assert "features" in shown.getvalue()
+    assert "sources" not in shown.getvalue()
+
+
+def test_both_generations_are_judged_by_the_rules_in_effect(repo, whole, past):
+    shown = whole.items["item_id"].to_numpy()[-30:]
+    rules = {"blocked_items": np.setdiff1d(whole.items["item_id"], shown).tolist()}
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    apply_rules(repo, rules)
+    verdict = present(follow_once(past, repo, None, 1_000, QUIET).verdict)
+    assert verdict.coverage == 1  # both show the 30 items that are not blocked
 
 
 def test_a_round_waits_until_servers_have_moved_to_a_promoted_generation(repo, past, tmp_path, monkeypatch):
