@@ -21,6 +21,10 @@ from typing import Literal, get_args
 
 import psutil
 
+from repository.owner import copy_owner
+from serving.contract.locks import try_lock
+from serving.contract.rounds import ROUND_LOCK_FILE
+
 ROUND_FILE = ".follow.json"  # tritonserver ignores it
 RUNNING_FILE = ".follow.running.json"
 SAME_PROCESS_S = 1.0  # more than the creation times differ that are read of one process
@@ -66,6 +70,14 @@ class RunningRound:
             f"the round that began at {began} UTC never ended: process {self.pid} on {self.machine} was killed, perhaps for "
             "want of memory, or its machine went down"
         )
+
+
+@contextmanager
+def hold_round_lock(repo: Path) -> Iterator[bool]:
+    """Hold the lock of a repository's rounds while the block runs. Yield False, without it, if another round holds it."""
+    with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
+        copy_owner(repo / ROUND_LOCK_FILE, repo)
+        yield try_lock(file.fileno())
 
 
 @contextmanager
@@ -128,6 +140,7 @@ def replace_file(path: Path, record: EndedRound | RunningRound) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         new.write_text(json.dumps(asdict(record)) + "\n")
+        copy_owner(new, path.parent)
         os.rename(new, path)
     finally:
         new.unlink(missing_ok=True)

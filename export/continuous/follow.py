@@ -33,7 +33,7 @@ from repository.experiments import NOT_PROMOTED, STOPPED, find_experiment_folder
 from repository.generations import pin
 from repository.publish import make_read_only
 from repository.registry import Act, read_acts, read_manifest, record_act, record_publication
-from repository.rounds import Outcome, mark_round
+from repository.rounds import Outcome, hold_round_lock, mark_round
 from repository.triton.config import CONFIG_FILE, read_layout
 from repository.triton.models import read_config
 from server.control import activate, find_running_servers
@@ -45,8 +45,7 @@ from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
-from serving.contract.locks import try_lock
-from serving.contract.rounds import ROUND_LOCK_FILE, make_scratch_prefix, remove_scratch
+from serving.contract.rounds import make_scratch_prefix, remove_scratch
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
@@ -110,8 +109,8 @@ def follow_once(
     Raises ConfigError, ArtifactError, ExportError or ServerError.
     """
     serving = read_pinned_generation(repo)
-    with open(repo / ROUND_LOCK_FILE, "wb") as file:  # closing it, or dying, releases the lock
-        if not try_lock(file.fileno()):
+    with hold_round_lock(repo) as is_alone:
+        if not is_alone:
             return Round(0, "waits: another round trains for this repository")
         remove_scratch(repo)
         with mark_round(repo):

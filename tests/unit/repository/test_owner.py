@@ -11,6 +11,7 @@ from repository.experiments import change_share, end_experiment, start_experimen
 from repository.generations import pin, write_pins
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE, record_act
+from repository.rounds import hold_round_lock, record_round
 from serving.live.experiment import Experiment
 from serving.live.store import find_live_folder
 from tests.unit.server.shops import make_shop
@@ -23,7 +24,14 @@ ACTS: dict[str, Callable[[Path], object]] = {
     "an experiment": lambda repo: start_experiment(repo, Experiment("spring", 1, 2, 0.5)),
     "its share": lambda repo: change_share(repo, 0.2),
     "its end": lambda repo: end_experiment(repo, "enough"),
+    "a round": lambda repo: run_round(repo),
 }
+
+
+def run_round(repo: Path) -> None:
+    """Do what `python -m export follow` does around each round, also around one that is refused."""
+    with hold_round_lock(repo):
+        record_round(repo, "failed", "root does not own the live store")
 
 
 def list_entries(repo: Path) -> dict[int, Path]:
