@@ -6,6 +6,7 @@ events in both places; readers skip the copies by their sequence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ EVENTS_PER_SEGMENT = 1_000_000
 LAST_SEQUENCE = (1 << 63) - 1
 EVENTS_PER_READ = 65_536
 CLOCK_ERROR_MS = 86_400_000  # by which the clock may have been wrong when an event arrived
+FILE_NAME = re.compile(r"events-(\d+)-(\d+)\.parquet")  # sequences of the first and the last event
 TYPES = ("observed", "item changed", "user changed", "user evicted", "item forgotten")  # by the type's code in HEADER
 FLAGS = {
     "positive": Flags.POSITIVE,
@@ -55,11 +57,15 @@ class Segment:
 
 
 def list_segments(folder: Path) -> list[Segment]:
-    """Return the archive's segments in the order of the log."""
+    """Return the archive's segments in the order of the log. Raises ArtifactError for a file with another name."""
     segments = []
     for path in (folder / ARCHIVE).glob("events-*.parquet"):
-        _, first, last = path.stem.split("-")
-        segments.append(Segment(path, int(first), int(last)))
+        if (named := FILE_NAME.fullmatch(path.name)) is None:
+            raise ArtifactError(
+                f"{path} is no segment of the archive; expected events-FIRST-LAST.parquet, with the sequences of its first and "
+                "last event. Move it out of the folder; its events are then left out, and erasures do not reach it."
+            )
+        segments.append(Segment(path, int(named[1]), int(named[2])))
     return sorted(segments, key=lambda segment: segment.first)
 
 
@@ -132,7 +138,7 @@ def name_damaged(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, ValueError, KeyError, OSError) as error:  # also where columns or events are another store's
         reason = str(error).rstrip(".")
         if isinstance(error, OSError) and error.errno is not None:  # the system refused it: the file may be intact
             raise ArtifactError(f"{path} cannot be read: {reason}. Correct that, and try again.") from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import stat
 import time
 from contextlib import closing
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -102,6 +104,30 @@ def test_a_damaged_segment_is_named_with_a_remedy(writer, folder, clock, tmp_pat
     os.truncate(segment.path, segment.bytes // 2)
     with pytest.raises(ArtifactError, match=rf"{segment.path} is damaged .*Put the file back from a backup"):
         call(*command, "--repo", tmp_path / "model_repository")
+
+
+def test_a_file_that_is_no_segment_is_named_with_a_remedy(writer, folder, clock):
+    fill(writer, clock, days=2)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    [segment] = list_segments(folder)
+    copy = segment.path.with_name(f"{segment.path.stem} (copy).parquet")
+    copy.write_bytes(segment.path.read_bytes())
+    with pytest.raises(ArtifactError, match=rf"{re.escape(str(copy))} is no segment .*Move it out of the folder"):
+        whole_log(folder)
+
+
+@pytest.mark.parametrize("column", ["label", "event"])
+def test_a_segment_of_another_store_is_named_with_a_remedy(writer, folder, clock, column):
+    fill(writer, clock, days=2)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    [segment] = list_segments(folder)
+    table = pq.read_table(segment.path)
+    others = table.drop_columns([column])
+    if column == "event":
+        others = others.append_column(column, pa.array(["unknown here"] * len(table)))
+    pq.write_table(others, segment.path)
+    with pytest.raises(ArtifactError, match=rf"{segment.path} is damaged .*Put the file back from a backup"):
+        whole_log(folder)
 
 
 def test_a_segment_that_the_system_refuses_to_read_is_not_called_damaged(writer, folder, clock):
