@@ -212,12 +212,16 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
     known_until_s = UserStore(find_stage_folder(repo, STAGES[0], serving) / "store").as_of_s
     new_s = times_s[times_s > known_until_s]
     if len(new_s) < least_events:
-        return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}"
+        known = f", which learned events until {format_time(known_until_s)}" if known_until_s > time.time() else ""
+        return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}{known}"
     last_s = int(dataset.interactions["timestamp"].max())
     newest_s, split_s = int(new_s[-1]), int(np.quantile(new_s, 1 - JUDGED_SHARE, method="lower"))
     judged_from_s = max(min(split_s + 1, newest_s), last_s + 1)
     if judged_from_s > newest_s:
-        return "no live event is newer than the data set's own log, which is learned whole, so that none is left to judge by"
+        return (
+            f"no live event is newer than the data set's own log, which ends at {format_time(last_s)} and is learned whole, so "
+            "that none is left to judge by"
+        )
     earlier = continue_log(dataset, live, judged_from_s)
     if int(earlier.interactions["timestamp"].max()) <= known_until_s:
         return "the new events are all of one second, and cannot be split into earlier ones to learn and later ones to judge by"
@@ -336,11 +340,14 @@ def find_rest(repo: Path, serving: int, now_s: float) -> str:
     rest_s = REST_S * 2 ** min(len(refused) - 1, MOST_DOUBLED)
     if now_s >= last.time_s + rest_s:
         return ""
-    until = datetime.fromtimestamp(last.time_s + rest_s, UTC).strftime("%Y-%m-%d %H:%M")
     return (
         f"challenger {last.generation} was not promoted ({last.reason}), and another one would be much like it. The next round "
-        f"trains from {until} UTC on"
+        f"trains from {format_time(last.time_s + rest_s)} on"
     )
+
+
+def format_time(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def find_unfinished(repo: Path) -> str:

@@ -262,7 +262,15 @@ def test_events_within_one_second_are_not_split(repo, whole, past, seconds, said
 def test_a_log_that_is_newer_than_its_live_events_judges_nothing(repo, whole, past):
     observe(repo, whole, np.arange(EARLY, EARLY + 500))
     done = follow_once(whole, repo, SETTINGS, 100, QUIET)
-    assert done.report.startswith("waits: no live event is newer than the data set's own log")
+    assert done.report.startswith(
+        "waits: no live event is newer than the data set's own log, which ends at 2023-12-31 23:58 UTC"
+    )
+
+
+def test_a_generation_whose_log_ends_in_the_future_says_until_when(repo, past, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: float(past.interactions["timestamp"].max()) - 3_600)
+    told = follow_once(past, repo, None, 1_000, QUIET).report
+    assert re.fullmatch("waits: 0 events are newer than generation 1, of 1,000, which learned events until 2023-.* UTC", told)
 
 
 def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation_meanwhile(repo, exported):
