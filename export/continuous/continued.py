@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from export.steps.live import find_catalogue_times
+from export.steps.live import find_catalogue_times, list_changeable_columns
 from live.archive import read_log
 from serving.contract.ids import NAME, is_text_of, stable_id
+from serving.live.admission import keep_fitting
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
 from serving.live.layout import Layout
 from serving.live.reader import Change, Reader
@@ -48,7 +49,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         note = note_other_shop(folder, shop, dataset.description.name) if count else []
         return replace(dataset, report=replace(dataset.report, notes=[*dataset.report.notes, *note]))
     ignored_ids, times = find_ignored_ids(dataset), find_catalogue_times(dataset)
-    changes = times.drop_older(read_changes(folder)) if times else read_changes(folder)
+    changes, misfits = drop_misfits(times.drop_older(read_changes(folder)) if times else read_changes(folder), dataset)
     item_changes = {change.id: change for change in changes if change.type == ITEM_CHANGED and change.id not in ignored_ids}
     user_changes = {change.id: change for change in changes if change.type != ITEM_CHANGED}
     batches, notes = read_events(dataset, folder, before_s, ignored_ids, item_changes)
@@ -59,6 +60,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     items = merge_items(dataset.items, item_names, new["item_id"].unique(), item_changes)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
     users = apply_changes(users, "user_id", user_changes)
+    notes += misfits
     notes += note_overridden("items", dataset.items, items, "item_id", item_changes, FORGET if times else FORGET_OR_DATE)
     notes += note_overridden("users", dataset.users, users, "user_id", user_changes)
     return replace(
@@ -110,6 +112,25 @@ def read_changes(folder: Path) -> list[Change]:
     """Return what `upsert` set in a live store, each item and user once."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         return snapshot.read_changes(after=0)
+
+
+def drop_misfits(changes: Sequence[Change], dataset: Dataset) -> tuple[list[Change], list[str]]:
+    """Return changes without values that the data set's columns cannot hold, as answers are made, and a note if there are any.
+
+    A column may have got another type, or no place in the data set any more, since `upsert` set it.
+    """
+    known = list_changeable_columns(dataset.description, has_names=dataset.item_names is not None)
+    fitting = [
+        change._replace(columns=keep_fitting(change.columns, known["item" if change.type == ITEM_CHANGED else "user"]))
+        for change in changes
+    ]
+    names = {name for change, kept in zip(changes, fitting, strict=True) for name in change.columns.keys() - kept.columns}
+    if not names:
+        return fitting, []
+    said = (
+        f"values from upsert left out, because the data set has no such columns, or of another type: {', '.join(sorted(names))}"
+    )
+    return fitting, [said]
 
 
 def find_ignored_ids(dataset: Dataset) -> np.ndarray:

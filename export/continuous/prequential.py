@@ -20,6 +20,7 @@ import pandas as pd
 from export.steps.recording import make_context_tensors
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import OBSERVE, UPSERT, make_live_specs
+from serving.live.admission import keep_fitting
 from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
@@ -126,15 +127,17 @@ def answer_live(
     """Answer the users of log rows, in ascending order, each after all events from row `first` up to its own were observed.
 
     store: folder for the live store of these events; an existing one is removed
-    changes: of items and users, applied before the first event
+    changes: of items and users, applied before the first event; what the repository's columns cannot hold is left out
     rules: folder of the rules that were applied to the repository; without it, or where it is missing, those of its export
     """
     answers, start, generation = [], first, str(read_pinned_generation(repository))
     shutil.rmtree(store, ignore_errors=True)
     if changes:
         with closing(Upsert.load(repository / UPSERT / generation, store)) as upsert:
-            for first_change in range(0, len(changes), CHANGES_PER_BATCH):
-                upsert(make_change_inputs(changes[first_change : first_change + CHANGES_PER_BATCH]))
+            known = upsert.settings.columns
+            fitting = [change._replace(columns=keep_fitting(change.columns, known[change.kind])) for change in changes]
+            for first_change in range(0, len(fitting), CHANGES_PER_BATCH):
+                upsert(make_change_inputs(fitting[first_change : first_change + CHANGES_PER_BATCH]))
     observe = Observe.load(repository / OBSERVE / generation, store)
     if rules and rules.is_dir():
         (store / RULES_FOLDER).symlink_to(rules.resolve())

@@ -226,6 +226,11 @@ def fits(value: object, kind: str) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
+def keep_fitting(columns: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
+    """Return the columns, once set by `upsert`, that a data set still has with the same type. known: column -> its type now"""
+    return {name: value for name, value in columns.items() if name in known and fits(value, known[name])}
+
+
 def tidy(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns without spaces around texts; an empty text is null, and lists have each text once."""
     return {name: _tidy_value(value) for name, value in columns.items()}

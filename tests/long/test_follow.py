@@ -20,7 +20,7 @@ from rich.console import Console
 
 from export.continuous import follow
 from export.continuous.follow import Round, Terms, choose_judged, follow_once, publish_candidate
-from export.continuous.prequential import Upserted, make_change_inputs, make_event_inputs, split_blocks
+from export.continuous.prequential import Upserted, answer_live, make_change_inputs, make_event_inputs, split_blocks
 from export.continuous.verdict import LEAST_QUESTIONS, Verdict
 from export.relayout import relayout
 from export.settings import Settings
@@ -203,6 +203,13 @@ def test_both_generations_are_judged_by_the_rules_in_effect(repo, whole, past):
     apply_rules(repo, rules)
     verdict = present(follow_once(past, repo, None, 1_000, QUIET).verdict)
     assert verdict.coverage == 1  # both show the 30 items that are not blocked
+
+
+def test_what_upsert_set_in_columns_that_a_generation_does_not_have_changes_none_of_its_answers(exported, whole, tmp_path):
+    asked, item_id = np.arange(EARLY, EARLY + 3), int(whole.interactions["item_id"][EARLY])
+    changes = [Upserted("item", item_id, {"dropped": "x", "price": "cheap"}), Upserted("user", 1, {"dropped": 1.0})]
+    answers, expected = (answer_live(exported, whole, asked, EARLY, tmp_path / "store", upserted) for upserted in (changes, ()))
+    np.testing.assert_array_equal(answers.items, expected.items)
 
 
 def test_a_round_waits_until_servers_have_moved_to_a_promoted_generation(repo, past, tmp_path, monkeypatch):

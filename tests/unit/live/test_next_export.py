@@ -210,6 +210,20 @@ def test_new_items_and_users_get_rows_and_changed_ones_what_was_set(dataset, fol
     assert dataset.learned_sales is None
 
 
+def test_what_upsert_set_in_a_column_that_was_dropped_or_got_another_type_is_left_out(dataset, folder, post, tmp_path):
+    post.item(10, title="Lantern", kind="wood", price=9.0, tags=["c"])
+    post.user(1, country="IT")
+    declared = {'categorical = ["kind"]': 'categorical = ["price"]', 'continuous = ["price"]': 'continuous = ["kind"]'}
+    toml = TOML.replace('categorical = ["country"]\n', "").replace('category = "kind"\n', "")
+    for old, new in declared.items():
+        toml = toml.replace(old, new)
+    numbers = ITEMS.replace("light", "1").replace("glass", "2")
+    continued = continue_log(load(tmp_path / "changed", toml, events=EVENTS, items=numbers, users=USERS), folder)
+    lamp = continued.items.set_index("item_id").loc[10]
+    assert (lamp["title"], lamp["kind"], lamp["price"], lamp["tags"]) == ("Lantern", 1.0, "2.5", ["c"])
+    assert "of another type: country, kind, price" in " ".join(continued.report.notes)
+
+
 def test_an_export_says_how_many_rows_of_the_data_set_upsert_overrides(dataset, folder, post):
     post.item(10, price=9.5, available=True)
     post.item(11, price=3.5, tags=[])  # as in the data set
