@@ -210,9 +210,17 @@ def make_frame(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
     frame["weight"], frame["label"] = headers["weight"].astype(np.float32), headers["label"].astype(np.float32)
     contexts = [json.loads(batch.columns[row] or b"{}") for row in rows.tolist()]
     for column in dataset.context_columns:
-        values = [context.get(column.name) for context in contexts]
-        frame[column.name] = pd.Series(values, dtype=dataset.interactions[column.name].dtype)
+        dtype = dataset.interactions[column.name].dtype
+        values = [fit_context(context.get(column.name), dtype) for context in contexts]
+        frame[column.name] = pd.Series(values, dtype=dtype)
     return frame
+
+
+def fit_context(value: object, dtype: Any) -> object:
+    """Return a context value as a column of this dtype holds it, None if it cannot: the column may have got another type."""
+    if dtype.kind == "O":
+        return None if value is None else str(value)
+    return value if isinstance(value, int if dtype.kind == "i" else int | float) else None
 
 
 def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:

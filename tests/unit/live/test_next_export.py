@@ -138,6 +138,17 @@ def test_events_continue_the_log(dataset, folder, post):
     assert pd.isna(log["store"].tolist()[1])
 
 
+def test_a_context_column_may_get_another_type(dataset, folder, tmp_path):
+    texts = load(tmp_path / "texts", TOML, events=EVENTS.replace(",3\n", ",A\n"), items=ITEMS, users=USERS)
+    for before, value, now, expected in ((dataset, 7, texts, "7"), (texts, "B", dataset, pd.NA)):
+        live = folder.with_name(f"{value}.live")
+        with posting(before, live) as post:
+            post(2, 10, 300, 4.0, store=value)
+        stores = continue_log(now, live).interactions["store"]
+        assert stores.dtype == now.interactions["store"].dtype
+        assert stores.tolist()[-1] is expected or stores.tolist()[-1] == expected
+
+
 def test_archived_events_continue_the_log_too(dataset, folder, post):
     post(2, 10, 300, 4.0, store=7)
     post(5, 12, 310, 5.0)
