@@ -235,15 +235,15 @@ def find_holders(acts: list[Act]) -> dict[str, int]:
 def list_generations(repo: Path) -> list[Entry]:
     """Return the published generations, and those that are removed but recorded, oldest first.
 
-    Raises ConfigError, ArtifactError.
+    One whose manifest is damaged is described as it was recorded, with a warning. Raises ConfigError, ArtifactError.
     """
     pinned, acts, published = read_pinned_generation(repo), read_acts(repo), list_published_generations(repo)
     recorded = find_recorded(acts)
     entries: list[Entry] = []
     before: dict[str, Any] | None = None
     for generation in sorted({*published, *recorded}):
-        removed = generation not in published
-        manifest = recorded[generation].facts if removed else read_manifest(repo, generation)
+        removed, known = generation not in published, recorded[generation].facts if generation in recorded else {}
+        manifest = known if removed else read_manifest_or(known, repo, generation)
         published_s = recorded[generation].time_s if removed else find_published_s(repo, generation)
         entries.append(describe_generation(generation, pinned, acts, manifest, before or manifest, published_s, removed))
         before = manifest
@@ -307,6 +307,15 @@ def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     if generation not in published:
         raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}.")
     return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
+
+
+def read_manifest_or(known: dict[str, Any], repo: Path, generation: int) -> dict[str, Any]:
+    """Return the manifest of a published generation, `known` with a warning where it cannot be read. Raises ConfigError."""
+    try:
+        return read_manifest(repo, generation)
+    except ArtifactError as error:
+        log.warning("generation %d is damaged: %s", generation, error)
+        return known
 
 
 def read_facts(repo: Path, generation: int) -> dict[str, Any]:

@@ -220,6 +220,20 @@ def test_the_list_has_the_verdicts_by_which_rounds_published_or_not(removed):
     assert "generation 2, published: NDCG@10 0.2 against 0.1: published\n" in listed
 
 
+def test_a_damaged_generation_hides_no_other_one_and_is_listed_as_it_was_recorded(repo, caplog):
+    record_publication(repo, 2, "exported")
+    expected = list_generations(repo)
+    for generation in (1, 2):
+        path = repo / ENSEMBLE / str(generation) / MANIFEST_FILE
+        path.chmod(0o644)
+        path.write_text("{")
+    first, second = list_generations(repo)
+    assert (first.generation, first.log, first.dataset) == (1, {}, "")
+    assert (second.generation, second.log, second.quality) == (2, expected[1].log, expected[1].quality)
+    assert [record.message[:24] for record in caplog.records] == ["generation 1 is damaged:", "generation 2 is damaged:"]
+    assert run(repo, "list").exit_code == 0
+
+
 def test_a_record_of_a_newer_version_is_read(repo):
     record_act(repo, "tagged", 1, "safe")
     path = repo / RECORD_FILE
