@@ -32,7 +32,7 @@ from export.steps.learning import Learning, keep_learned, measure_erasures, plan
 from repository.experiments import NOT_PROMOTED, STOPPED, find_experiment_folder, find_running
 from repository.generations import pin
 from repository.publish import make_read_only
-from repository.registry import Act, read_acts, read_manifest, record_act, record_publication
+from repository.registry import REASON, Act, read_acts, read_manifest, record_act, record_publication
 from repository.rounds import Outcome, hold_round_lock, mark_round
 from repository.triton.config import CONFIG_FILE, read_layout
 from repository.triton.models import read_config
@@ -139,7 +139,9 @@ def follow_alone(
         return Round(0, f"waits: {split}")
     with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=make_scratch_prefix(repo)) as scratch:
         candidate, layout = Path(scratch, "candidate"), read_layout(read_config(repo / ENSEMBLE / CONFIG_FILE))
-        learning = plan_learning(split.live, serving, Path(scratch, "learned"), settings.training.scratch_every)
+        # An export by hand keeps no weights: those of its number are of a repository that was removed, and know later events.
+        learned = serving if REASON in read_manifest(repo, serving) else 0
+        learning = plan_learning(split.live, learned, Path(scratch, "learned"), settings.training.scratch_every)
         trained = build_repository(split.earlier, candidate, settings, console, layout, learning=learning, meant_for=repo)
         began = describe_start(read_manifest(candidate, trained)["reports"]["started_from_weights"], learning, serving)
         verdict = judge_candidate(candidate, repo, split, Path(scratch, "store"), settings.pipeline.seed)

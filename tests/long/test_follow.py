@@ -212,6 +212,14 @@ def test_what_upsert_set_in_columns_that_a_generation_does_not_have_changes_none
     np.testing.assert_array_equal(answers.items, expected.items)
 
 
+def test_weights_of_a_repository_that_was_removed_start_no_generation(followed, repo, exported, whole, past):
+    """An export by hand may have the number of the generation that they belong to."""
+    assert relayout(exported, repo, "fused") == 2
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    shutil.copytree(find_live_folder(followed) / LEARNED, find_live_folder(repo) / LEARNED)
+    assert follow_once(past, repo, None, 1_000, QUIET).report.endswith(". All models from scratch")
+
+
 def test_a_round_waits_until_servers_have_moved_to_a_promoted_generation(repo, past, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "RUN_DIR", tmp_path / "run")
     start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True, days=7))
