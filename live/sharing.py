@@ -52,6 +52,7 @@ EVENTS_PER_STEP = 500
 STEPS_PER_RETRY = 100  # of deferred events, so that all others are shared meanwhile
 LOCK = "sharing.lock"
 IDLE_S = 0.002  # between two reads of an unchanged log
+LOOK_EVERY_S = 0.2  # for data that Redis lost, while events are shared
 STATUS_EVERY_S = 5.0
 PAUSE_S = 1.0  # after a failure of Redis, and between two looks at keys that could not be read
 
@@ -84,7 +85,7 @@ class Sharer:
         self._appliers: list[tuple[View, Callable[[SharedEvents], dict[int, str]]]]
         self._appliers = [(self._users, self._apply_to_users), (self._items, self._apply_to_items)]
         self._reader = Reader(writer.store.folder)
-        self._recorded_s = self._retried_s = float("-inf")
+        self._recorded_s = self._retried_s = self._looked_s = float("-inf")
         self._shared: int | None = None  # sequence up to which Redis had the log when it last answered
         self._complaints: set[str] = set()  # each logged once in an outage, which may last for days
         self.machine = writer.name_machine()
@@ -107,16 +108,20 @@ class Sharer:
         self._reader.close()
 
     def _follow(self, stop: threading.Event) -> None:
-        """Apply the log from the sequence that Redis has. Raises DependencyError."""
-        shared = self.read_shared_sequence()
-        self._write_position(shared, self._writer.store.read_progress())  # also where nothing is left to share
+        """Apply the log from the sequence that Redis has, until Redis has less. Raises DependencyError."""
+        shared = self.begin()
         while not stop.is_set():
             self._shared = shared
             if time.monotonic() - self._retried_s > PAUSE_S:
                 self.share_deferred()
                 self._retried_s = time.monotonic()
             progress = self._writer.store.read_progress()
-            if progress.last_sequence > shared:
+            is_behind = progress.last_sequence > shared
+            must_look = time.monotonic() - self._looked_s > (LOOK_EVERY_S if is_behind else STATUS_EVERY_S)
+            if must_look and self.read_shared_sequence() < shared:
+                log.warning("Redis at %s has lost data: this machine's log is applied again", self._state.addresses)
+                return
+            if is_behind:
                 shared = self.share(shared)
             else:
                 stop.wait(IDLE_S)
@@ -125,11 +130,22 @@ class Sharer:
                     log.info("Redis at %s takes events again", self._state.addresses)
                     self._complaints.clear()
                 self._record_status(redis_down=0, redis_lag=progress.last_sequence - min(shared, progress.last_sequence))
-                shared = min(shared, self.read_shared_sequence())  # Redis may have lost data
+
+    def begin(self) -> int:
+        """Return the sequence up to which Redis has the log of this machine, and mark the data that Redis has from now on."""
+        shared = self.read_shared_sequence()
+        self._write_position(shared, self._writer.store.read_progress())  # before the marks, which confirm it
+        self._state.write_marks(self.machine)
+        return shared
 
     def read_shared_sequence(self) -> int:
-        """Return the sequence up to which Redis has the log of this machine, which it may have shared under a former name."""
-        positions = self._state.read_positions()
+        """Return the sequence up to which Redis has the log of this machine, which it may have shared under a former name.
+
+        It is 0 after a node of Redis has lost its data.
+        """
+        self._looked_s = time.monotonic()
+        marked = self._state.find_marked([self.machine, *(name for name, _ in self._former)])
+        positions = {name: position for name, position in self._state.read_positions().items() if name in marked}
         if self.machine in positions:
             return positions[self.machine].shared_sequence
         named = [min(positions[name].shared_sequence, last) for name, last in self._former if name in positions]

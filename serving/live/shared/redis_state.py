@@ -4,23 +4,27 @@
         _version             counts our changes; a change is made only to the version that was read
         _log:<source>        offset up to which this hash has the events of a log: a machine's, or a partition of a Kafka topic
     hash of the project      machine -> Position of its log
+    hashes of marks          machine -> 1; one in each MARKS-th of the slots. Where one is missing, a node has lost its data
 
 Applying an event again changes nothing (it is idempotent), because each hash knows its offset in each log.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 
@@ -32,6 +36,7 @@ PASSWORD = "LIVE_REDIS_PASSWORD"  # environment variable, as is LIVE_REDIS_USER
 TIMEOUT_S = 0.05  # for a node that does not answer a request
 PATIENT_S = 2.0  # for sharing and erasing, which no request waits for
 PAUSE_S = 1.0  # after a failure, without a call (circuit breaker)
+MARKS = 64  # more than a cluster has nodes, so that each node has some
 VERSION = b"_version"
 WRONG_TYPE = "WRONGTYPE"  # code of the error about a key that is no hash
 # KEYS: a hash. ARGV: its version and its event time as they were read, seconds until it expires or 0; then fields and values.
@@ -99,6 +104,24 @@ class RedisState:
 
     def write_position(self, machine: str, position: Position) -> None:
         self.run([("HSET", self.positions_key, machine, position.pack())])
+
+    @cached_property
+    def mark_keys(self) -> list[str]:
+        """The keys of the marks, one in each range of slots."""
+        tags: dict[int, str] = {}
+        for tag in map(str, itertools.count()):
+            tags.setdefault(key_slot(tag.encode()) * MARKS // REDIS_CLUSTER_HASH_SLOTS, tag)
+            if len(tags) == MARKS:
+                return [f"recommender_live:{{{tag}}}:{self.project}" for tag in tags.values()]
+        raise AssertionError  # the count has no end
+
+    def find_marked(self, machines: Sequence[str]) -> set[str]:
+        """Return the machines all of whose marks are left: no node has lost its data since `write_marks`."""
+        replies = self.run([("HMGET", key, *machines) for key in self.mark_keys])
+        return {machine for machine, marks in zip(machines, zip(*replies, strict=True), strict=True) if None not in marks}
+
+    def write_marks(self, machine: str) -> None:
+        self.run([("HSET", key, machine, 1) for key in self.mark_keys])
 
     def read(self, view: View, ids: np.ndarray, sources: Sequence[str] = ()) -> list[Entity]:
         """Return the entities with these ids, int64 [N], also those whose keys cannot be read. sources: wanted logs' offsets"""

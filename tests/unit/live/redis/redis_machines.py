@@ -39,7 +39,7 @@ class Machine:
 
     def share_all(self) -> None:
         last = self.writer.store.read_progress().last_sequence
-        after = self.sharer.read_shared_sequence()
+        after = self.sharer.begin()
         while after < last:
             after = self.sharer.share(after)
 

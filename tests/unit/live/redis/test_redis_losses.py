@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -14,9 +15,10 @@ from serving.contract.errors import DependencyError, RecommenderError
 from serving.live.sequences import hash_machine
 from serving.live.shared.feast_layout import make_entity_key
 from serving.live.shared.feast_views import USERS_VIEW
-from serving.live.shared.redis_state import TIMEOUT_S, RedisState
+from serving.live.shared.redis_state import PATIENT_S, TIMEOUT_S, RedisState
 from tests.unit.live.batches import purchase
 from tests.unit.live.redis.redis_machines import PROJECT, count_events, machine, sharing
+from tests.unit.tables.redis_server import RedisCluster
 from tests.waiting import until
 
 
@@ -52,7 +54,31 @@ def test_events_that_were_removed_before_they_were_shared_are_skipped(tmp_path, 
         assert host.sharer.read_shared_sequence() == 1
 
 
-def test_what_a_replica_lacked_at_a_failover_is_applied_again_once_the_positions_are_removed(tmp_path, state, redis):
+@pytest.mark.parametrize("losers", [(0,), (1,), (0, 1)])
+def test_what_nodes_lost_is_applied_again_also_while_events_come(tmp_path, losers):
+    cluster, users, bystander = RedisCluster(tmp_path / "redis", n_nodes=2), range(20), 99
+    item_ids = itertools.count(1)
+    with (
+        closing(RedisState(cluster.address, PROJECT, PATIENT_S)) as state,
+        machine(tmp_path / "a", cluster.address) as host,
+        sharing(host),
+    ):
+
+        def is_whole() -> bool:
+            host.writer.append(purchase(bystander, next(item_ids)))
+            return [count_events(state, user) for user in users] == [1] * len(users)
+
+        for user in users:
+            host.writer.append(purchase(user, 0))
+        until(is_whole)
+        for node in losers:
+            cluster.nodes[node].client.flushall()
+        assert not is_whole()
+        until(is_whole)
+    cluster.stop()
+
+
+def test_what_a_replica_lacked_at_a_failover_is_applied_again_once_a_mark_is_removed(tmp_path, state, redis):
     """As docs/live.md says."""
     with machine(tmp_path / "a", redis.address) as host:
         host.buy((1, 0), (2, 0))
@@ -62,7 +88,7 @@ def test_what_a_replica_lacked_at_a_failover_is_applied_again_once_the_positions
         redis.client.restore(key, 0, at_replica, replace=True)
         host.buy((2, 1))
         assert [count_events(state, user) for user in (1, 2)] == [1, 2]
-        redis.client.delete(state.positions_key)
+        assert redis.client.delete(f"recommender_live:{{0}}:{PROJECT}") == 1
         host.share_all()
         assert [count_events(state, user) for user in (1, 2)] == [2, 2]
 
