@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import AskError, OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 from redis.retry import Retry
 
 from serving.contract.errors import DependencyError, describe_redis_error
@@ -214,9 +214,10 @@ class RedisState:
             for row in rows:
                 pipeline.execute_command(*commands[row])
             for row, reply in zip(rows, pipeline.execute(raise_on_error=False), strict=True):
-                if isinstance(reply, ResponseError) and not str(reply).startswith(WRONG_TYPE):
-                    raise reply  # also a slot that moved: connect again
-                replies[row] = reply
+                replies[row] = follow_slot(cluster, commands[row]) if isinstance(reply, AskError) else reply
+        for reply in replies:
+            if isinstance(reply, ResponseError) and not str(reply).startswith(WRONG_TYPE):
+                raise reply
         return replies
 
     def _connect(self) -> RedisCluster:
@@ -239,6 +240,14 @@ class RedisState:
             if self._cluster is not None:
                 self._cluster.close()
                 self._cluster = None
+
+
+def follow_slot(cluster: RedisCluster, command: Command) -> object:
+    """Return the reply of the node to which the slot of a command moves, or has moved; a ResponseError in its place."""
+    try:
+        return cluster.execute_command(*command)
+    except ResponseError as error:
+        return error
 
 
 def make_entity(view: View, reply: list[bytes | None] | ResponseError) -> Entity:

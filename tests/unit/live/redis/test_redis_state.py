@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
+from redis.crc import key_slot
 
 from live.consumer import EventConsumer
 from live.erase import erase_user
@@ -21,7 +22,7 @@ from serving.live.sequences import hash_machine, mark_sequences, unpack_sequence
 from serving.live.shared.feast_layout import make_entity_key
 from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW
 from serving.live.shared.redis_reader import RedisReader
-from serving.live.shared.redis_state import RedisState
+from serving.live.shared.redis_state import PATIENT_S, RedisState
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
@@ -31,7 +32,7 @@ from tests.unit.live.answers import answer, change_stage, event_inputs, upserted
 from tests.unit.live.batches import START_MS, events, purchase
 from tests.unit.live.consuming import consumer_of, make_message
 from tests.unit.live.learned import Generation
-from tests.unit.live.redis.redis_machines import IDLE_DAYS, PROJECT, SESSION_HOURS, Machine, machine
+from tests.unit.live.redis.redis_machines import IDLE_DAYS, PROJECT, SESSION_HOURS, Machine, count_events, machine
 from tests.unit.live.twin import StateTwin, list_user_differences
 from tests.unit.tables.redis_server import RedisCluster
 
@@ -83,6 +84,28 @@ def test_machines_that_share_apply_every_event_once(tmp_path, state, redis):
         for host in (one, other):
             host.share_all()
         assert differing(one.reader, everything) == []
+
+
+def test_users_are_read_and_written_while_their_slot_moves_to_another_node(tmp_path):
+    cluster, key = RedisCluster(tmp_path / "redis", n_nodes=2), make_entity_key(PROJECT, USERS_VIEW.join_key, 1)
+    slot = key_slot(key)
+    with (
+        closing(RedisState(cluster.address, PROJECT, PATIENT_S)) as state,
+        machine(tmp_path / "a", cluster.address) as host,
+    ):
+        host.buy((1, 0))
+        source, target = sorted(cluster.nodes, key=lambda node: -node.client.execute_command("CLUSTER COUNTKEYSINSLOT", slot))
+        source_id, target_id = (node.client.execute_command("CLUSTER MYID") for node in (source, target))
+        target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+        source.client.migrate("127.0.0.1", target.port, key, 0, 10_000)
+        assert count_events(state, 1) == 1
+        host.buy((1, 1))
+        for node in (target, source):
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+        host.buy((1, 2))
+        assert count_events(state, 1) == 3
+    cluster.stop()
 
 
 def test_the_hash_of_an_anonymous_session_expires_sooner_than_that_of_a_user(tmp_path, state, redis):
