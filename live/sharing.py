@@ -108,7 +108,7 @@ class Sharer:
         self._reader.close()
 
     def _follow(self, stop: threading.Event) -> None:
-        """Apply the log from the sequence that Redis has, until Redis has less. Raises DependencyError."""
+        """Apply the log from the sequence that Redis has. Raises DependencyError, also when Redis has lost data."""
         shared = self.begin()
         while not stop.is_set():
             self._shared = shared
@@ -117,10 +117,8 @@ class Sharer:
                 self._retried_s = time.monotonic()
             progress = self._writer.store.read_progress()
             is_behind = progress.last_sequence > shared
-            must_look = time.monotonic() - self._looked_s > (LOOK_EVERY_S if is_behind else STATUS_EVERY_S)
-            if must_look and self.read_shared_sequence() < shared:
-                log.warning("Redis at %s has lost data: this machine's log is applied again", self._state.addresses)
-                return
+            if time.monotonic() - self._looked_s > (LOOK_EVERY_S if is_behind else STATUS_EVERY_S):
+                self._check_marks()
             if is_behind:
                 shared = self.share(shared)
             else:
@@ -143,13 +141,24 @@ class Sharer:
 
         It is 0 after a node of Redis has lost its data.
         """
-        self._looked_s = time.monotonic()
         marked = self._state.find_marked([self.machine, *(name for name, _ in self._former)])
         positions = {name: position for name, position in self._state.read_positions().items() if name in marked}
         if self.machine in positions:
             return positions[self.machine].shared_sequence
         named = [min(positions[name].shared_sequence, last) for name, last in self._former if name in positions]
         return max(named, default=0)
+
+    def _check_marks(self) -> None:
+        """Raise DependencyError if a node of Redis has lost its data.
+
+        All machines find out while the first one pauses, so none puts a later event of a Kafka partition before earlier ones.
+        """
+        if self.machine not in self._state.find_marked([self.machine]):
+            raise DependencyError(
+                f"Redis at {self._state.addresses} has lost what this machine shared, or a part of it. Expected nodes that "
+                "keep their data. The whole log is shared again."
+            )
+        self._looked_s = time.monotonic()
 
     def share(self, after: int) -> int:
         """Apply the next events of the log after a sequence. Return the sequence up to which they were applied."""
@@ -253,7 +262,7 @@ class Sharer:
                 events = events.take(~np.isin(events.headers["user_id"], list(unreadable)))
                 continue
             records, seen = self._read_users(ids, entities)
-            is_new = find_new_events(events, rows, entities)
+            is_new = self._find_new_events(events, rows, entities)
             new, new_rows = events.headers[is_new], rows[is_new]
             self._apply_new(ids, records, new, new_rows)
             for row, header in zip(new_rows.tolist(), new, strict=True):
@@ -283,7 +292,7 @@ class Sharer:
             records = self._writer.layout.make_empty_items(len(ids))
             for record, entity in zip(records, entities, strict=True):
                 fill_item(record, entity.values)
-            is_new = find_new_events(events, rows, entities)
+            is_new = self._find_new_events(events, rows, entities)
             apply_to_items(records, rows[is_new], events.headers[is_new])
             changed = np.unique(rows[is_new])
             features = [self._items.encode(list_item_features(records[row])) for row in changed.tolist()]
@@ -291,6 +300,17 @@ class Sharer:
             written = self._write(self._items, ids, entities, changed, features, times_ms, events.take(is_new), rows[is_new])
             events = events.take(is_new & ~written[rows])
         return faults
+
+    def _find_new_events(self, events: SharedEvents, rows: np.ndarray, entities: Sequence[Entity]) -> np.ndarray:
+        """Return which events their entities do not have yet, bool [N]. rows: int64 [N] entity of each event
+
+        Raises DependencyError if an entity has no event of a log because Redis has lost it.
+        """
+        known = np.array([entity.offsets for entity in entities], np.int64).reshape(len(entities), len(events.sources))
+        offsets = known[rows, events.source]
+        if not offsets.all():
+            self._check_marks()
+        return events.offsets > offsets
 
     def _write(self, view, ids, entities, changed, features, times_ms, new: SharedEvents, new_rows) -> np.ndarray:
         """Write the changed entities with their offsets in the logs. Return which of all entities were written, bool [U]."""
@@ -359,9 +379,3 @@ class Sharer:
         self._recorded_s, stated["redis_deferred"] = time.monotonic(), len(read_deferred(self._writer.store))
         with self._writer.transaction() as txn:
             self._writer.count(txn, {}, redis_seen_ms=self._writer.now_ms(), **stated)
-
-
-def find_new_events(events: SharedEvents, rows: np.ndarray, entities: Sequence[Entity]) -> np.ndarray:
-    """Return which events their entities do not have yet, bool [N]. rows: int64 [N] entity of each event"""
-    known = np.array([entity.offsets for entity in entities], np.int64).reshape(len(entities), len(events.sources))
-    return events.offsets > known[rows, events.source]

@@ -237,7 +237,7 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         sequence = int(observe(event_inputs(user_id=[8], item_id=[bought]))["sequence"][0, 0])
         late = answer(pipeline, [8], after=[sequence])
         assert late["degraded"].tolist() == [[int(Degraded.LIVE)]]
-        sharer.share(0)
+        sharer.share(sharer.begin())
         in_time = answer(pipeline, [8], after=[sequence])
         assert in_time["degraded"].tolist() == [[0]]
         assert bought not in in_time["item_ids"][0]
