@@ -53,6 +53,7 @@ class EventConsumer:
         self._complaints: set[str] = set()  # subjects that were logged in this outage, which may last for days
         self._fetch_complaints: set[str] = set()  # errors of partitions that were logged since messages last came
         self._seen: dict[int, int] = {}  # the latest offset read from each partition
+        self._gaps: list[tuple[int, int, int]] = []  # partition, and the offsets from and to which no message came
 
     def run(self, stop: threading.Event) -> None:
         """Consume until `stop` is set, also through outages of the brokers. Raises DependencyError when the disk fails."""
@@ -154,9 +155,15 @@ class EventConsumer:
                 log.warning("%s [%d] ends at %d, before what was read: the topic was created again", self._topic, number, high)
                 offsets[number] = low
             elif number in offsets and offsets[number] < low:
-                lost += low - offsets[number]
-                log.warning("%s [%d]: messages %d to %d are gone", self._topic, number, offsets[number], low - 1)
+                self._gaps.append((number, offsets[number], low))
+                self._seen[number] = low - 1
             offsets[number] = max(offsets.get(number, 0), low)
+        for number, start, end in self._gaps:
+            # Gaps above the first offset are of a compacted topic, or of transactions.
+            if (removed := min(end, bounds.get(number, (0, 0))[0]) - start) > 0:
+                lost += removed
+                log.warning("%s [%d]: messages %d to %d are gone", self._topic, number, start, start + removed - 1)
+        self._gaps.clear()
         write_offsets(txn, self._writer.store, self._topic, offsets)
         if lost:
             self._writer.count(txn, {"kafka_lost": lost})
@@ -171,7 +178,7 @@ class EventConsumer:
         batch, rows, refusals = self._decoder.decode(values, times_ms, writer.now_ms())
         batch = self._add_origins(batch, partitions[rows], offsets[rows])
         with writer.transaction() as txn:
-            known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._find_recreated(partitions, offsets), 0)
+            known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._track_offsets(partitions, offsets), 0)
             is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
             rows, batch = rows[is_new[rows]], batch.take(np.flatnonzero(is_new[rows]))
             if reused := writer.ids.find_reused(txn, batch, writer.now_ms()):
@@ -200,11 +207,14 @@ class EventConsumer:
             columns[row] = json.dumps(json.loads(columns[row] or b"{}") | {KAFKA: place}).encode()
         return EventBatch(batch.headers, batch.event_ids, batch.request_ids, columns)
 
-    def _find_recreated(self, partitions: np.ndarray, offsets: np.ndarray) -> list[int]:
-        """Return the partitions whose offsets decreased, which happens only when the topic was deleted and created again."""
+    def _track_offsets(self, partitions: np.ndarray, offsets: np.ndarray) -> list[int]:
+        """Note gaps between offsets. Return the partitions whose offsets decreased, whose topic was thus created again."""
         recreated = []
         for number in np.unique(partitions).tolist():
             partition_offsets = offsets[partitions == number]
+            expected = 1 + np.concatenate([[self._seen.get(number, partition_offsets[0] - 1)], partition_offsets[:-1]])
+            for row in np.flatnonzero(partition_offsets > expected).tolist():
+                self._gaps.append((number, int(expected[row]), int(partition_offsets[row])))
             if partition_offsets[0] <= self._seen.get(number, -1):
                 log.warning(
                     "%s [%d] starts again at %d: the topic was created again", self._topic, number, partition_offsets[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +19,13 @@ import numpy as np
 import pytest
 from confluent_kafka import Message, Producer
 
-from experiments.fault_backends import Broker
+from experiments.fault_backends import Broker, keep_paused
 from live.archive import read_log
 from serving.live.events import EventBatch
 from serving.live.layout import Layout
 from serving.live.store import open_store
 from serving.live.writer import Writer
+from tests.present import present
 from tests.processes import PROCESSES
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.live.consuming import TOPIC, consume_until_killed, consumer_of, make_message
@@ -157,6 +160,12 @@ def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_agai
 
 
 @contextmanager
+def kill(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGKILL)
+    yield
+
+
+@contextmanager
 def consuming(folder: Path, brokers: str) -> Iterator[None]:
     stop = threading.Event()
     with closing(Writer(folder, Layout(), KINDS.names)) as writer, ThreadPoolExecutor(1) as thread:
@@ -215,6 +224,35 @@ def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, b
             assert (np.diff(own) > 0).all()
         until(lambda: counters(folder).get("kafka_lag") == 0)
         assert counters(folder)["kafka_messages"] == n_sent
+
+
+@pytest.mark.parametrize("stop", [keep_paused, kill])
+def test_messages_that_the_broker_removed_unread_are_counted_once(folder, broker, stop):
+    """The mock keeps 5 MB of each partition."""
+    Writer(folder, Layout(), KINDS.names).close()
+
+    def produce(count: int, size: int = 1) -> None:
+        for item in range(count):
+            broker.send(TOPIC, json.dumps({"user_id": 1, "item_id": item}).encode().ljust(size))
+
+    with ExitStack() as ending:
+
+        def start() -> int:
+            process = PROCESSES.Process(target=consume_until_killed, args=(folder, broker.address))
+            process.start()
+            ending.callback(process.join)
+            ending.callback(process.kill)
+            return present(process.pid)
+
+        pid = start()
+        produce(3)
+        until(lambda: read_last_sequence(folder) == 3)
+        with stop(pid):
+            produce(8, size=900_000)
+        if stop is kill:
+            start()
+        until(lambda: counters(folder).get("kafka_lost") and counters(folder)["kafka_lag"] == 0)
+        assert counters(folder)["kafka_lost"] + read_last_sequence(folder) == 3 + 8
 
 
 def test_without_a_broker_other_events_go_on_and_it_is_logged_once(folder, monkeypatch, caplog):
