@@ -65,6 +65,7 @@ class Updater:
         self._tables = {name_topic(config.model, table): table for table in self.applier.shared}
         self._held: list[Message] = []  # the first part of a batch that must be applied as a whole
         self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
+        self._gaps: list[tuple[TopicPartition, int]] = []  # messages from the partition's offset up to another never came
         self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
 
     def run(self, stop: threading.Event) -> None:
@@ -108,6 +109,7 @@ class Updater:
                 committed = self._consumer.committed(list(present), timeout=METADATA_TIMEOUT_S)
                 self._consumer.assign(self._choose_starts(committed))
                 self._assigned, self._held, self._seen = present, [], {}
+            self._count_removed()
         except KafkaException as error:
             log.warning("update source: %s", error)
             self._publish(BROKER_DOWN, 1)
@@ -135,17 +137,22 @@ class Updater:
         """Return the partitions with the offsets to start from."""
         known, lows = ({table: LogPosition.at({}) for table in self._tables.values()} for _ in range(2))
         for place in committed:
-            low_and_high = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
-            if low_and_high is None:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            lows[self._tables[place.topic]][place.partition] = low_and_high[0]
-            known[self._tables[place.topic]][place.partition] = self._find_committed(place, high=low_and_high[1])
+            low, high = self._read_bounds(place)
+            lows[self._tables[place.topic]][place.partition] = low
+            known[self._tables[place.topic]][place.partition] = self._find_committed(place, high)
         starts = self.applier.start(known, lows)
         for place in committed:
             table = self._tables[place.topic]
             place.offset = starts.available[table][place.partition]
             self._count_lost(place, starts.wanted[table][place.partition])
         return committed
+
+    def _read_bounds(self, place: TopicPartition) -> tuple[int, int]:
+        """Return the first offset that the broker has, and the offset after the last. Raises KafkaException."""
+        bounds = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
+        if bounds is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return bounds
 
     def _find_committed(self, place: TopicPartition, high: int) -> int:
         """Return the committed offset of a partition, 0 if its topic was created again. high: offset of its next message"""
@@ -164,6 +171,14 @@ class Updater:
             log.warning("%s [%d]: messages %d to %d are gone", *partition, first, place.offset - 1)
             self.applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
             self._lost_up_to[partition] = place.offset
+
+    def _count_removed(self) -> None:
+        """Count the messages that the broker removed before they were read. Other gaps are of transactions."""
+        while self._gaps:
+            place, end = self._gaps[0]
+            wanted, place.offset = place.offset, min(end, self._read_bounds(place)[0])
+            self._count_lost(place, wanted)
+            del self._gaps[0]
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -222,6 +237,8 @@ class Updater:
             log.warning("%s [%d] starts again: the topic was created again", *place)
             self.applier.forget_log(self._tables[place[0]], place[1])
             self._held = [held for held in self._held if read_partition(held) != place]  # of the old topic
+        elif (expected := self._seen.get(place, offset - 1) + 1) < offset:
+            self._gaps.append((TopicPartition(*place, expected), offset))
         self._seen[place] = offset
 
     def _collect(self) -> list[Message]:

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
+from experiments.fault_backends import keep_paused
 from serving.contract.errors import DataError, DependencyError
 from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import encode_message
@@ -282,6 +283,26 @@ def test_a_consumer_killed_again_and_again_loses_nothing(broker, followed, insta
         np.testing.assert_array_equal(np.where(rows[:, 0] > 1000, rows[:, 0] // 1000, KEYS), KEYS)
     with updating(followed):
         until(lambda: holds_version(tiers, KEYS, latest))
+
+
+def test_messages_that_the_broker_removed_unread_are_counted(broker, followed, instances):
+    """The mock keeps 5 MB of each partition."""
+    tiers, topic, sent = instances(), "hps_et.rank.items", 8
+    process = PROCESSES.Process(target=_update_for_ever, args=(followed,), daemon=True)
+    process.start()
+    broker.send(topic, b"no rows")
+    until(lambda: tiers.read_metrics().tables["items"].updater.messages_rejected == 1)
+    with keep_paused(present(process.pid)):
+        for _ in range(sent):
+            broker.send(topic, bytes(900_000))
+
+    def are_counted() -> bool:
+        found = tiers.read_metrics().tables["items"].updater
+        return found.messages_lost > 0 and found.messages_lost + found.messages_rejected == 1 + sent
+
+    until(are_counted)
+    process.kill()
+    process.join()
 
 
 def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):
