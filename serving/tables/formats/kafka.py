@@ -72,7 +72,7 @@ def count_rows_per_message(width: int, max_bytes: int) -> int:
 def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
     """Return keys, int64 [N], and vectors, float32 [N, D], as one payload.
 
-    Raises DataError for reserved keys, and for numbers of keys and vectors that differ.
+    Raises DataError for reserved keys, for numbers of keys and vectors that differ, and for values that are not finite.
     """
     vectors = np.asarray(vectors, np.float32)
     keys = check_keys(keys, "update")
@@ -82,7 +82,7 @@ def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
             "Pass one vector per key."
         )
     rows = np.empty(len(keys), _make_row_dtype(vectors.shape[1]))
-    rows["key"], rows["vector"] = keys, vectors
+    rows["key"], rows["vector"] = keys, check_finite(vectors)
     return _pack_header(vectors.shape[1]) + rows.tobytes()
 
 
@@ -113,7 +113,7 @@ def choose_kafka_partition(group: Group, partition_count: int) -> Group:
 def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys, int64 [N], and vectors, float32 [N, D], of a payload; N = 0 for a beacon or a null payload.
 
-    Raises DataError for anything other than complete rows of `width` values with keys that are not reserved.
+    Raises DataError for anything other than complete rows of `width` finite values with keys that are not reserved.
     """
     if payload is None:
         return np.empty(0, np.int64), np.empty((0, width), np.float32)
@@ -135,7 +135,7 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
             "It was cut or badly written: publish it again."
         )
     rows = np.frombuffer(payload, row, offset=HEADER_BYTES)
-    return check_keys(rows["key"], "update").copy(), rows["vector"].astype(np.float32)
+    return check_keys(rows["key"], "update").copy(), check_finite(rows["vector"].astype(np.float32))
 
 
 def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -150,4 +150,15 @@ def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.nd
         return np.concatenate(keys), np.concatenate(vectors), np.array([len(part) for part in keys])
     rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in sound]), row)
     counts = (np.array([len(body) for body in sound]) - HEADER_BYTES) // row.itemsize
-    return check_keys(rows["key"].copy(), "update"), rows["vector"].astype(np.float32), counts
+    return check_keys(rows["key"].copy(), "update"), check_finite(rows["vector"].astype(np.float32)), counts
+
+
+def check_finite(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors, float32 [N, D]. Raises DataError if a value is not finite: requests that read its row would fall back."""
+    if not np.isfinite(vectors).all():
+        row, column = np.argwhere(~np.isfinite(vectors))[0]
+        raise DataError(
+            f"row {row} of an update, value {column} is {vectors[row, column]}. Expected finite values. Fix the training that "
+            "produced it."
+        )
+    return vectors

@@ -85,10 +85,11 @@ def test_a_message_at_fault_is_refused_alone(config, instances):
     tiers = instances()
     updater = Updater(replace(config, updates=UpdateConfig()))
     good = [encode_message(np.array([7, 8]), versions([7, 8], version)) for version in (1, 2)]
-    bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))]
+    infinite = good[0][:-4] + np.array(np.inf, "<f4").tobytes()
+    bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1))), infinite]
     updater.apply_table("items", [make_message(body, offset) for offset, body in enumerate(bodies)])
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])).values, versions([7, 8], 2))
-    assert tiers.read_metrics().tables["items"].updater.messages_rejected == 2
+    assert tiers.read_metrics().tables["items"].updater.messages_rejected == 3
     updater.close()
 
 
@@ -353,12 +354,14 @@ def test_a_topic_that_lost_partitions_is_an_error_with_a_remedy(broker, monkeypa
         publisher.publish("items", np.arange(ROWS), versions(np.arange(ROWS), 0))
 
 
-def test_a_publisher_refuses_rows_of_another_width(broker):
+def test_a_publisher_refuses_rows_of_another_width_and_values_that_are_not_finite(broker):
     publisher = Publisher(broker.address, "rank", {"items": WIDTH})
     with pytest.raises(DataError, match=r"Expected \[3, 4\]"):
         publisher.publish("items", np.arange(3), np.zeros((3, 5), np.float32))
     with pytest.raises(DataError, match=r"has no table 'users'\. Expected one of items"):
         publisher.publish("users", np.arange(3), versions(np.arange(3), 0))
+    with pytest.raises(DataError, match=r"value 0 is nan\. Expected finite values"):
+        publisher.publish("items", np.arange(3), np.full((3, WIDTH), np.nan, np.float32))
 
 
 def test_the_updater_of_tables_without_an_update_source_ends_with_the_remedy_alone(tmp_path):
