@@ -98,9 +98,16 @@ class RedisState:
         return f"recommender_live:{self.project}".encode()
 
     def read_positions(self) -> dict[str, Position]:
-        """Return the position of each machine's log."""
+        """Return the position of each machine's log. Raises DependencyError, also for one that cannot be read."""
         (stored,) = self.run([("HGETALL", self.positions_key)])
-        return {machine.decode(): Position.unpack(packed) for machine, packed in stored.items()}
+        try:
+            return {machine.decode(): Position.unpack(packed) for machine, packed in stored.items()}
+        except (TypeError, ValueError) as error:
+            raise DependencyError(
+                f"Redis at {self.addresses} holds a machine's position that cannot be read ({error}). Expected positions of "
+                "this version. Serve the same version on all machines, and remove the key "
+                f"{self.positions_key.decode()}: then each machine shares its whole log again."
+            ) from error
 
     def write_position(self, machine: str, position: Position) -> None:
         self.run([("HSET", self.positions_key, machine, position.pack())])

@@ -324,3 +324,15 @@ def test_a_bad_key_of_the_project_itself_is_an_outage(host, redis, state):
     host.writer.append(purchase(GOOD, 1))
     host.share_all()  # at once, without a pause
     assert count_events(state, GOOD) == 1
+
+
+@pytest.mark.parametrize("packed", [b"", b"1 2 3", b"1 2 3 4 5", b"v2 1 2 3"])
+def test_a_position_of_another_version_is_an_outage(host, redis, state, packed):
+    redis.client.hset(state.positions_key, "another machine", packed)
+    with host.reader.users.snapshot() as snapshot, pytest.raises(DependencyError, match="Serve the same version on all"):
+        snapshot.read_progress()
+    with pytest.raises(DependencyError, match="remove the key recommender_live:shop"):
+        host.buy((GOOD, 1))
+    redis.client.delete(state.positions_key)
+    host.share_all()
+    assert count_events(state, GOOD) == 1
