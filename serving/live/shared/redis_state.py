@@ -106,7 +106,7 @@ class RedisState:
             raise DependencyError(
                 f"Redis at {self.addresses} holds a machine's position that cannot be read ({error}). Expected positions of "
                 "this version. Serve the same version on all machines, and remove the key "
-                f"{self.positions_key.decode()}: then each machine shares its whole log again."
+                f"{self.positions_key.decode()}: each machine writes its position again."
             ) from error
 
     def write_position(self, machine: str, position: Position) -> None:
@@ -123,8 +123,9 @@ class RedisState:
         raise AssertionError  # the count has no end
 
     def find_marked(self, machines: Sequence[str]) -> set[str]:
-        """Return the machines all of whose marks are left: no node has lost its data since `write_marks`."""
-        replies = self.run([("HMGET", key, *machines) for key in self.mark_keys])
+        """Return the machines whose position and marks are all left: no node has lost its data since `write_marks`."""
+        keys: list[bytes | str] = [self.positions_key, *self.mark_keys]
+        replies = self.run([("HMGET", key, *machines) for key in keys])
         return {machine for machine, marks in zip(machines, zip(*replies, strict=True), strict=True) if None not in marks}
 
     def write_marks(self, machine: str) -> None:

@@ -84,6 +84,16 @@ def test_what_nodes_lost_is_applied_again_while_events_come(tmp_path, losers):
     cluster.stop()
 
 
+def test_a_position_that_redis_lost_is_written_again_without_an_event(tmp_path, state, redis, monkeypatch):
+    monkeypatch.setattr("live.sharing.STATUS_EVERY_S", 0.05)
+    with machine(tmp_path / "a", redis.address) as host, sharing(host):
+        host.writer.append(purchase(1, 0))
+        until(lambda: count_events(state, 1))
+        for key in (state.positions_key, *redis.client.keys(b"*user_id*")):
+            redis.client.delete(key)
+        until(lambda: count_events(state, 1) == 1 and host.sharer.machine in state.read_positions())
+
+
 def test_what_a_replica_lacked_at_a_failover_is_applied_again_once_a_mark_is_removed(tmp_path, state, redis):
     """As docs/live.md says."""
     with machine(tmp_path / "a", redis.address) as host:
