@@ -73,7 +73,8 @@ def test_users_and_visitors_of_another_machine_are_known(repo, tmp_path, redis):
     ):
         for user in (ELSEWHERE, session_id("a3f")):
             other.append(purchase(user, 1))
-        Sharer(other, state, idle_days=1.0, session_hours=1.0).share(0)
+        sharer = Sharer(other, state, idle_days=1.0, session_hours=1.0)
+        sharer.share(sharer.begin())
         door = Gateway(repo)
         assert door.recommend(user=str(ELSEWHERE))["known"] is True
         assert door.recommend(session="a3f")["known"] is True
