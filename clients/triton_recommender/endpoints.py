@@ -312,7 +312,7 @@ class Endpoints(_Endpoints):
 class AsyncEndpoints(_Endpoints):
     """Endpoints for asyncio, which belong to one event loop.
 
-    The slower of two hedged attempts is cancelled once it had a fair time to answer, so that a server that hangs is noticed.
+    The slower of two hedged attempts is given up once it had a fair time to answer, so that a server that hangs is noticed.
     """
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:

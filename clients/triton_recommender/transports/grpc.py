@@ -31,7 +31,7 @@ from triton_recommender.transports import is_loopback, make_ssl_context
 
 MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's default of 2 minutes would outlast any restart of the server
 LATE_S = 10.0  # a server that has not answered an inference so long after its time hangs: the call is cancelled
-CLOSE_S = 1.0  # how long a client that closes waits for late answers
+CLOSE_S = 1.0  # how long a client that closes waits for answers, because closing the channel cancels calls
 LATE = "DEADLINE_EXCEEDED"
 CONNECT_MS = 5_000  # for one attempt to connect: to a busy or distant server, TCP, TLS and HTTP/2 take their time
 # A server whose machine or network is gone closes no connection: gRPC would send to the dead one for a quarter of an hour.
@@ -81,7 +81,7 @@ class GrpcTransport(_Grpc):
         super().__init__(url, tls=tls, headers=headers)
         self._channel = self._open_channel(grpc)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._late: set[grpc.Future] = set()  # inferences that nobody waits for
+        self._under_way: set[grpc.Future] = set()  # inferences; those that nobody waits for any more as well
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translate_errors(timeout_s):
@@ -92,11 +92,11 @@ class GrpcTransport(_Grpc):
         options = self._make_options(add_late(call.timeout_s), call.headers)
         with self._translate_errors(call.timeout_s, call):
             answering = self._stub.ModelInfer.future(make_request(call), **options)
+            self._under_way.add(answering)  # gRPC cancels a call whose future is gone
+            answering.add_done_callback(self._under_way.discard)
             try:
                 return decode_outputs(answering.result(call.timeout_s))
             except grpc.FutureTimeoutError:
-                self._late.add(answering)
-                answering.add_done_callback(self._late.discard)
                 raise make_status_error(LATE, "", self.url, call.timeout_s, call) from None
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
@@ -110,9 +110,9 @@ class GrpcTransport(_Grpc):
 
     def close(self) -> None:
         end_s = time.monotonic() + CLOSE_S
-        for late in list(self._late):
+        for answering in list(self._under_way):
             with suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
-                late.exception(max(end_s - time.monotonic(), 0.0))
+                answering.exception(max(end_s - time.monotonic(), 0.0))
         self._channel.close()
 
 
@@ -123,7 +123,7 @@ class AsyncGrpcTransport(_Grpc):
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(url, tls=tls, headers=headers)
-        self._late: set[asyncio.Task] = set()  # inferences that nobody waits for
+        self._under_way: set[asyncio.Task] = set()  # inferences; those that nobody waits for any more as well
 
     @cached_property
     def _stub(self) -> service_pb2_grpc.GRPCInferenceServiceStub:
@@ -138,12 +138,9 @@ class AsyncGrpcTransport(_Grpc):
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         answering = asyncio.create_task(self._infer(call))
-        try:
-            await asyncio.wait((answering,), timeout=call.timeout_s)
-        finally:
-            if not answering.done():
-                self._late.add(answering)  # asyncio itself keeps no task alive
-                answering.add_done_callback(self._forget)
+        self._under_way.add(answering)  # asyncio itself keeps no task alive
+        answering.add_done_callback(self._forget)
+        await asyncio.wait((answering,), timeout=call.timeout_s)
         if not answering.done():
             raise make_status_error(LATE, "", self.url, call.timeout_s, call)
         with self._translate_errors(call.timeout_s, call):
@@ -152,10 +149,10 @@ class AsyncGrpcTransport(_Grpc):
     async def _infer(self, call: Call) -> service_pb2.ModelInferResponse:
         return await self._stub.ModelInfer(make_request(call), **self._make_options(add_late(call.timeout_s), call.headers))
 
-    def _forget(self, late: asyncio.Task) -> None:
-        self._late.discard(late)
-        if not late.cancelled():
-            late.exception()  # asyncio reports errors that nobody reads
+    def _forget(self, answering: asyncio.Task) -> None:
+        self._under_way.discard(answering)
+        if not answering.cancelled():
+            answering.exception()  # asyncio reports errors that nobody reads
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translate_errors(timeout_s):
@@ -168,8 +165,8 @@ class AsyncGrpcTransport(_Grpc):
             return pick_only_version((await self._stub.ModelMetadata(request, **self._make_options(timeout_s))).versions)
 
     async def close(self) -> None:
-        if self._late:
-            await asyncio.wait(self._late, timeout=CLOSE_S)
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=CLOSE_S)
         if self._channel is not None:
             await self._channel.close()
 

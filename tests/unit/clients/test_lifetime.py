@@ -78,7 +78,8 @@ def test_a_closed_client_refuses_calls(protocol, cached, server, http):
 
 
 @pytest.mark.parametrize("ask", [lambda shop: shop.recommend(1), lambda shop: shop.health()], ids=["recommend", "health"])
-def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(ask, server):
+def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(ask, server, monkeypatch):
+    monkeypatch.setattr(grpc_transport, "CLOSE_S", 0.1)
     with Recommender(server.url, timeouts=20.0) as shop, ThreadPoolExecutor() as threads:
         shop.signature()
         server.delay_s = 1.0
@@ -89,8 +90,9 @@ def test_a_call_that_the_client_is_closed_under_does_not_blame_the_server(ask, s
             asked.result()
 
 
-def test_an_asyncio_call_that_the_client_is_closed_under_is_not_taken_for_cancelled(server):
+def test_an_asyncio_call_that_the_client_is_closed_under_is_not_taken_for_cancelled(server, monkeypatch):
     """Its caller would end in silence: no `except Exception` catches a CancelledError."""
+    monkeypatch.setattr(grpc_transport, "CLOSE_S", 0.1)
 
     async def close_under_calls(hedge_after_s: float | None) -> list[BaseException | None]:
         shop = AsyncRecommender([server.url, server.url], timeouts=20.0, hedge_after_s=hedge_after_s)
