@@ -28,7 +28,8 @@ class Timeouts:
     queue:   the server drops a request that waited longer in its queue. This needs a repository that was exported with queue
              limits ([serving] queue_timeout_us; off by default)
     tell_server: send the deadline along, so that an overloaded server refuses at once what it cannot answer in time. The
-             clocks of both machines must agree within some milliseconds.
+             clocks of both machines must agree within some milliseconds. Without it, over gRPC, such a server also works on
+             calls that nobody waits for any more, because they are not cancelled.
     """
 
     request: float | None = 2.0
