@@ -8,6 +8,8 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import numpy as np
 import psutil
@@ -27,6 +29,7 @@ from serving.contract.tensors import ENSEMBLE, OBSERVE, PROBE_USER_ID, USER_ID
 from serving.live.store import DATA_FILE
 
 QUESTION_TIMEOUT_S = 3.0
+LATE_S = 10.0  # a server that has not answered a request so long after its time hangs: the request is cancelled
 NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "fuse.glusterfs", "fuse.sshfs")
 LEAST_FREE_BYTES = 256 << 20  # on the disk of the live store
 MAPPED_STORE = re.compile(rf" (/.*/{re.escape(DATA_FILE)}(?: \(deleted\))?)$", re.MULTILINE)  # in what a process has mapped
@@ -137,16 +140,34 @@ def describe_full_disk(repo: Path) -> str:
 
 
 def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
-    """Send one real request, whose user is nobody's. Raises ServerError unless it is answered in time."""
-    deadline_s = time.monotonic() + timeout_s
+    """Send one real request, whose user is nobody's. Raises ServerError unless it is answered in time.
+
+    A late one is left alone for LATE_S more, because cancelled calls can crash tritonserver 2.51 (docs/serving.md).
+    """
+    outcomes: SimpleQueue[Exception | None] = SimpleQueue()
+    Thread(target=_send_request, args=(grpc_url, timeout_s + LATE_S, outcomes), daemon=True).start()
+    try:
+        error = outcomes.get(timeout=timeout_s)
+    except Empty:
+        error = InferenceServerException("Deadline Exceeded")
+    if isinstance(error, InferenceServerException):
+        message = (error.message() or "").partition("\n")[0]
+        raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {message}") from error
+    if error is not None:
+        raise error
+
+
+def _send_request(grpc_url: str, timeout_s: float, outcomes: SimpleQueue[Exception | None]) -> None:
+    """Send one request, and put None into `outcomes` once it is answered, otherwise the error."""
     try:
         with open_local_client(grpc_url) as client:
             config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
             inputs = [_make_input(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
-            client.infer(ENSEMBLE, inputs, client_timeout=max(deadline_s - time.monotonic(), 0.001))
-    except InferenceServerException as error:
-        message = (error.message() or "").partition("\n")[0]
-        raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {message}") from error
+            client.infer(ENSEMBLE, inputs, client_timeout=timeout_s)
+    except Exception as error:  # of any kind: the caller raises it
+        outcomes.put(error)
+    else:
+        outcomes.put(None)
 
 
 def _make_input(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:

@@ -15,10 +15,12 @@ from server import keys
 from server.start.ports import find_free_ports
 from server.state import ServerState
 from server.status.condition import ask, describe_network_disk, examine
+from serving.contract.errors import ServerError
 from serving.contract.tensors import PROBE_USER_ID
 from tests.repositories import copy_lean_repository
 from tests.tags import draw_tag, run_tagged
 from tests.unit.clients.grpc_double import GrpcDouble
+from tests.waiting import until
 
 Mount = namedtuple("Mount", "mountpoint fstype")
 
@@ -77,3 +79,27 @@ def test_a_key_that_was_removed_or_damaged_is_told(content, tmp_path, monkeypatc
         double.stop()
     assert condition.fault == ""
     assert "nobody can move it" in condition.facts
+
+
+def test_a_question_that_is_answered_late_is_not_cancelled():
+    """A cancelled call can crash tritonserver 2.51."""
+    server = GrpcDouble(lambda query: [1])
+    try:
+        ask(server.url, timeout_s=20.0)
+        server.delay_s = 0.5
+        with pytest.raises(ServerError, match=r"recommend does not answer a request within 0\.1 s: Deadline Exceeded"):
+            ask(server.url, timeout_s=0.1)
+        until(lambda: server.n_ended == 2)
+        assert server.n_cancelled == 0
+    finally:
+        server.stop()
+
+
+def test_who_asks_is_told_why_there_is_no_answer():
+    server = GrpcDouble(lambda query: [1])
+    server.failures = [(grpc.StatusCode.UNAVAILABLE, "the queue is full")]
+    try:
+        with pytest.raises(ServerError, match=r"recommend does not answer a request within 20 s: the queue is full"):
+            ask(server.url, timeout_s=20.0)
+    finally:
+        server.stop()
