@@ -185,8 +185,17 @@ def make_credentials(tls: Tls) -> grpc.ChannelCredentials:
     )
     if roots is None and GRPC_ROOTS not in os.environ:
         # By itself, grpcio trusts the authorities in its package, and not those of the system, where a company adds its own.
+        load_folder(context)
         roots = "".join(map(ssl.DER_cert_to_PEM_cert, context.get_ca_certs(binary_form=True))).encode() or None
     return grpc.ssl_channel_credentials(roots, *identity)
+
+
+def load_folder(context: ssl.SSLContext) -> None:
+    """Add the authorities in the system's folder: Ubuntu's Python knows no file. OpenSSL reads them only as it needs them."""
+    if folder := ssl.get_default_verify_paths().capath:
+        for path in Path(folder).glob("*.[0-9]"):  # named by their hashes
+            with suppress(OSError):  # OpenSSL passes over a file without a certificate, too; SSLError is an OSError
+                context.load_verify_locations(path)
 
 
 def make_channel_options(url: str) -> list[tuple[str, object]]:

@@ -85,10 +85,14 @@ def test_mutual_tls(kind, certificates):
 
 
 @both
-def test_the_authorities_of_the_system_are_trusted_where_none_are_named(kind, certificates, monkeypatch):
+@pytest.mark.parametrize("where", ["file", "folder"])
+def test_the_authorities_of_the_system_are_trusted_where_none_are_named(kind, where, certificates, monkeypatch, tmp_path):
     key, certificate = certificates
     server = GrpcDouble(lambda query: ANSWER, require_callers_certificate(key, certificate))
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    (tmp_path / "12345678.0").write_bytes(certificate.read_bytes())
+    (tmp_path / "12345678.1").write_text("no certificate")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate if where == "file" else tmp_path / "none"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path if where == "folder" else tmp_path / "none"))
     monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
     try:
         own = Tls(client_key=key, client_certificate=certificate)
