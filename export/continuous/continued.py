@@ -127,10 +127,10 @@ def drop_misfits(changes: Sequence[Change], dataset: Dataset) -> tuple[list[Chan
     names = {name for change, kept in zip(changes, fitting, strict=True) for name in change.columns.keys() - kept.columns}
     if not names:
         return fitting, []
-    said = (
-        f"values from upsert left out, because the data set has no such columns, or of another type: {', '.join(sorted(names))}"
-    )
-    return fitting, [said]
+    columns = ", ".join(sorted(names))
+    return fitting, [
+        f"values from upsert left out, because the data set has no such columns, or columns of another type: {columns}"
+    ]
 
 
 def find_ignored_ids(dataset: Dataset) -> np.ndarray:
