@@ -39,7 +39,8 @@ def write_live_models(staging: Staging, like: StageInfo, dataset: Dataset, choic
 def make_event_kinds(description: Description) -> EventKinds:
     """Return the kinds of `[events]`; without that section one kind, that of the log's rows.
 
-    With a label column, positives are the events whose value is high enough, as in the log.
+    With a label column, positives are the events whose value is high enough, as in the log. A row of the log weighs what its
+    column says, so the weights of live events are relative to that of its kind: a purchase counts the same in both.
     """
     log = description.interactions
     value_is = "label" if log.label else "weight" if log.weight else ""
@@ -47,8 +48,12 @@ def make_event_kinds(description: Description) -> EventKinds:
     if not description.events:
         name = "rating" if log.label else "purchase"
         return EventKinds((EventKind(name, positive=not log.label, positive_at=positive_at),), value_is)
+    row_weight = description.events[description.row_event].weight
+    unit = row_weight if row_weight > 0 else 1.0
     kinds = (
-        EventKind(name, event.weight, event.positive and not log.label, positive_at if event.positive else None, event.seen)
+        EventKind(
+            name, event.weight / unit, event.positive and not log.label, positive_at if event.positive else None, event.seen
+        )
         for name, event in description.events.items()
     )
     return EventKinds(tuple(kinds), value_is)

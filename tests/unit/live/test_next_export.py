@@ -138,6 +138,18 @@ def test_events_continue_the_log(dataset, folder, post):
     assert pd.isna(log["store"].tolist()[1])
 
 
+def test_a_live_event_weighs_as_much_as_the_same_row_of_the_log(tmp_path, folder):
+    """The weights of [events] compare kinds: that of the log's rows is their unit."""
+    events = "[events.purchase]\npositive = true\nweight = 2\n[events.view]\nweight = 0.5\n"
+    events += "[events.order]\npositive = true\nweight = 6\n"
+    dataset = load(tmp_path / "sold", f'{LOG}weight = "quantity"\n{events}', events="user,item,time,quantity\n1,10,100,5\n")
+    kinds = make_event_kinds(dataset.description)
+    assert {kind.name: kind.weight for kind in kinds.kinds} == {"purchase": 1.0, "view": 0.25, "order": 3.0}
+    with posting(dataset, folder) as post:
+        post(1, 10, 200, 5.0)
+    assert continue_log(dataset, folder).interactions["weight"].tolist() == [5.0, 5.0]
+
+
 def test_a_context_column_may_get_another_type(dataset, folder, tmp_path):
     texts = load(tmp_path / "texts", TOML, events=EVENTS.replace(",3\n", ",A\n"), items=ITEMS, users=USERS)
     for before, value, now, expected in ((dataset, 7, texts, "7"), (texts, "B", dataset, pd.NA)):
