@@ -109,8 +109,9 @@ class PreprocessInputs:
             features = self.trends.read(user_ids, clock_s)
             state = replace(state, aggregates=name_features(self.trends.stored.plan, features))
         state = override_history(state, inputs["history"], self.items, self.item_category, clock_s)
-        if self.live:  # an event may be newer than the watermark: no feature may have a negative age
-            return state, np.maximum(state.last_time, clock_s), degraded
+        if self.live:  # an event, also a view, may be newer than the watermark: no feature may have a negative age
+            latest_s = np.maximum(state.last_time, state.history_times[:, 0])
+            return state, np.maximum(latest_s, clock_s), degraded
         return state, clock_s, degraded
 
     def derive_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:

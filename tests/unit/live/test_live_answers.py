@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from perf.live.reads import make_empty_state
-from serving.contract.tensors import NO_SEQUENCE, OBSERVE, PAD_ID, Degraded
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.tensors import FROM_STORE, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded
 from serving.live.admission import EventAdmission
 from serving.live.events import EventBatch, EventKinds
 from serving.live.layout import Layout
@@ -24,7 +25,8 @@ from serving.stages.features.user_store import UserStore
 from serving.stages.live.content import compute_tokens
 from serving.stages.live.models import Observe
 from serving.stages.live.users.live_users import LiveUsers
-from tests.unit.live.answers import answer, event_inputs, last_event_ms, upserted
+from serving.stages.preprocess import Preprocess
+from tests.unit.live.answers import answer, change_stage, event_inputs, last_event_ms, upserted
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.small_shops import shop
 from training.features.build import make_event_log
@@ -94,6 +96,19 @@ def test_an_event_of_today_on_an_old_log_makes_nobody_look_old(repository, obser
     ages = Pipeline.load(repository, live=reader).trace({"user_id": np.array([[7]])})["history_age_days"][0]
     assert ages[0] == 0.0
     assert ages[1] == pytest.approx(expected["history_age_days"][6, 0], abs=0.01)
+
+
+def test_a_view_that_is_newer_than_the_clock_has_no_negative_age(repository, reader):
+    change_stage(repository, "preprocess", {"interests": list(KINDS.interests)})
+    at_ms = last_event_ms(repository) + 60_000
+    with closing(Writer(reader.folder, Layout(), KINDS.names)) as writer:
+        writer.append(event(b"view", 3, at_ms))
+    stage = Preprocess.load(find_stage_folder(repository, "preprocess", 1)).with_live(reader)
+    inputs = {"user_id": np.array([[1]]), "after": np.array([[NO_SEQUENCE]])}
+    features = stage(inputs | {"history": np.full((1, stage.info.axes.history), FROM_STORE)})
+    assert features["history_ids"][0, 0] == 3
+    assert features["history_age_days"][0, 0] == 0.0
+    assert (features["history_age_days"] >= 0).all()
 
 
 def test_an_event_that_is_missing_is_waited_for_and_then_the_answer_is_degraded(repository, observe, pipeline):
