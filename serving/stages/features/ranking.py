@@ -106,8 +106,12 @@ def scale_strengths(strengths: np.ndarray) -> np.ndarray:
 
 
 def scale_aggregates(features: np.ndarray) -> np.ndarray:
-    """Return aggregations of items as numbers near one: scaled logarithms, 0 for missing ones. features: float32 [..., A]"""
-    return np.nan_to_num(np.copysign(np.log1p(np.abs(features)), features) * np.float32(SCALE))
+    """Return aggregations of items as numbers near one: scaled logarithms, 0 for missing ones. features: float32 [..., A]
+
+    A sum that no float32 can hold counts as the largest that one can: an infinite number would break every list with the item.
+    """
+    sizes = np.minimum(np.abs(features), np.finfo(np.float32).max)
+    return np.nan_to_num(np.copysign(np.log1p(sizes), features) * np.float32(SCALE))
 
 
 @compiled

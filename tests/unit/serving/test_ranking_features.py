@@ -8,7 +8,13 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, ItemStatistics
-from serving.stages.features.ranking import SCALE, compute_cross_features, compute_pair_numbers, list_feature_names
+from serving.stages.features.ranking import (
+    SCALE,
+    compute_cross_features,
+    compute_pair_numbers,
+    list_feature_names,
+    scale_aggregates,
+)
 from training.models.rankers.item_statistics import Sales, StatisticsSettings, Views, fit_statistics, number_visits
 
 N_ITEMS, B, C, H = 40, 6, 12, 8
@@ -142,6 +148,13 @@ def test_numbers_of_the_items_stand_before_the_cross_features():
     pairs = compute_pair_numbers(statistics, numbers, *requests)
     np.testing.assert_array_equal(pairs[..., :3], numbers[requests[2]])
     np.testing.assert_array_equal(pairs[..., 3:], compute_cross_features(statistics, *requests))
+
+
+def test_an_aggregation_that_no_float32_can_hold_is_a_number_like_the_others():
+    scaled = scale_aggregates(np.array([3e38, np.inf, -np.inf, np.nan], np.float32))
+    assert np.abs(scaled).max() < 30
+    assert scaled[0] <= scaled[1] == -scaled[2]
+    assert scaled[3] == 0.0
 
 
 def test_statistics_come_back_as_they_were_saved(tmp_path):
