@@ -124,21 +124,24 @@ class LiveSales:
         known = (positions < self.items.n_items) & (records["positive_count"] > 0)
         positions = positions[known]
         counts, decayed, first_ms, last_ms = (records[name][known] for name in FIELDS)
-        counts, decayed = self._subtract_learned(ids[known], counts, decayed, last_ms)
+        counts, decayed = self._subtract_learned(ids[known], counts, decayed, first_ms, last_ms)
         self.counts[positions], self.decayed[positions] = counts, decayed
         self.first_s[positions] = timeline.skip_all_pauses(first_ms // 1_000)
         self.last_s[positions] = timeline.skip_all_pauses(last_ms // 1_000)
         return positions
 
     def _subtract_learned(
-        self, ids: np.ndarray, counts: np.ndarray, decayed: np.ndarray, last_ms: np.ndarray
+        self, ids: np.ndarray, counts: np.ndarray, decayed: np.ndarray, first_ms: np.ndarray, last_ms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return counts int64 [N] and decayed float64 [N, horizons] of items, minus what the generation learned from."""
+        """Return counts int64 [N] and decayed float64 [N, horizons] of items, minus what the generation learned from.
+
+        A record that begins later holds nothing of that: its store was begun after the export, as `export follow` does to judge.
+        """
         if self.learned is None or not len(self.learned):
             return counts, decayed
         places = np.minimum(np.searchsorted(self.learned["item_id"], ids), len(self.learned) - 1)
         learned = self.learned[places]
-        applies = learned["item_id"] == ids
+        applies = (learned["item_id"] == ids) & (first_ms <= learned["last_ms"])
         age_s = np.maximum(last_ms - learned["last_ms"], 0)[:, None] / 1_000
         left = np.where(applies[:, None], learned["decayed"] * np.exp(-age_s / HORIZONS_S), 0.0)
         remaining = np.maximum(counts - np.where(applies, learned["positive_count"], 0), 0)

@@ -107,6 +107,17 @@ def test_sales_that_a_generation_learned_from_do_not_count_again(log_reader, lea
     check(statistics, expected)
 
 
+def test_all_sales_of_a_store_that_began_after_the_export_count(log_reader, tmp_path):
+    log = draw_log(2_400)
+    statistics = fit(log.iloc[:2_000])
+    write(tmp_path / "former", log.iloc[1_600:2_000])
+    sales = count_sales([batch for _, batch in read_log(tmp_path / "former")])
+    live = follow(log_reader, statistics, find_clock(log.iloc[:2_000]), sales)
+    write(log_reader.folder, log.iloc[2_000:])
+    assert live.refresh()
+    check(statistics, fit(log))
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_sales_up_to_the_clock_of_a_generation_that_names_none_do_not_count(log_reader, is_late):
     """Late ones neither, as when Kafka lags: the shop's log, from which the generation learned, holds them already."""
