@@ -23,11 +23,9 @@ from live.archive import read_log
 from serving.contract.ids import NAME, is_text_of, stable_id
 from serving.live.admission import keep_fitting
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
-from serving.live.layout import Layout
 from serving.live.reader import Change, Reader
 from serving.live.store import open_store
-from serving.live.transitions import apply_to_items
-from serving.stages.live.counts.sales import LEARNED_SALE
+from serving.stages.live.counts.sales import HORIZONS_S, NO_SALES, add_sales, subtract_sales
 from training.dataset import Dataset
 from training.dataset.ids import find_ids
 
@@ -70,7 +68,7 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
         users=users,
         item_names=item_names,
         report=replace(dataset.report, notes=[*dataset.report.notes, *notes, f"{len(new):,} live events continue the log"]),
-        learned_sales=count_sales(batches),
+        learned_sales=count_sales(batches, find_lost_sales(folder, before_s)),
     )
 
 
@@ -183,19 +181,34 @@ def find_log_rows(headers: np.ndarray) -> np.ndarray:
     return np.flatnonzero((headers["type"] == OBSERVED) & is_counted)
 
 
-def count_sales(batches: Sequence[EventBatch]) -> np.ndarray | None:
-    """Return LEARNED_SALE [L] of events that belong in the interaction log, as the live store counts them; None without any."""
+def count_sales(batches: Sequence[EventBatch], lost: np.ndarray = NO_SALES) -> np.ndarray | None:
+    """Return LEARNED_SALE [L] of events that belong in the interaction log, as the live store counts them; None without any.
+
+    lost: LEARNED_SALE [N] that count as well
+    """
     headers = np.concatenate([np.empty(0, HEADER), *(batch.headers[find_log_rows(batch.headers)] for batch in batches)])
     sold = headers[(headers["flags"] & Flags.POSITIVE) != 0]
-    if not len(sold):
-        return None
-    item_ids, rows = np.unique(sold["item_id"], return_inverse=True)
-    records = Layout().make_empty_items(len(item_ids))
-    apply_to_items(records, rows, sold)
-    sales = np.empty(len(item_ids), LEARNED_SALE)
-    sales["item_id"] = item_ids
-    for name in ("positive_count", "decayed", "last_ms"):
-        sales[name] = records[name]
+    sales = add_sales(lost, sold)
+    return sales if len(sales) else None
+
+
+def find_lost_sales(folder: Path, before_s: int | None = None) -> np.ndarray:
+    """Return the live sales, LEARNED_SALE [L], whose events retention has removed from the archive.
+
+    The store counts them for ever. No log has them, unless the shop has delivered them in its own: they must not count twice.
+    before_s: unix seconds by which they were over; None: they were at the latest event of their items
+    """
+    first = next((int(sequences[0]) for sequences, _ in read_log(folder, most=1)), None)
+    if first == 1:
+        return NO_SALES
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        last, (item_ids, records) = snapshot.read_progress().last_sequence, snapshot.read_all_items()
+    held = (batch.headers[sequences <= last] for sequences, batch in read_log(folder))
+    sales = subtract_sales(item_ids, records, held)
+    if before_s is not None:
+        moments_ms = np.minimum(sales["last_ms"], 1_000 * before_s - 1)
+        sales["decayed"] *= np.exp((sales["last_ms"] - moments_ms)[:, None] / 1_000 / HORIZONS_S)
+        sales["last_ms"] = moments_ms
     return sales
 
 

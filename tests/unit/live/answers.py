@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,9 @@ def last_event_ms(repository: Path) -> int:
     return UserStore(find_stage_folder(repository, "preprocess", 1) / "store").as_of_s * 1000
 
 
-def change_stage(repository: Path, name: str, settings: dict[str, float] | None = None, **facts: str) -> None:
+def change_stage(repository: Path, name: str, settings: Mapping[str, object] | None = None, **facts: str) -> None:
     """Change facts and settings of a stage of the first generation, as another export would."""
     path = repository / name / "1" / "stage.json"
     stage = json.loads(path.read_text()) | facts
-    stage["settings"] |= settings or {}
+    stage["settings"] |= dict(settings or {})
     path.write_text(json.dumps(stage))

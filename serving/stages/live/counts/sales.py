@@ -12,6 +12,7 @@ may hold the same events. Then those up to the generation's clock do not count.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,7 @@ LEARNED_SALES = "learned_sales"  # name of the file; missing if the export knew 
 LEARNED_SALE = np.dtype(  # one item's live sales; files are sorted by item_id
     [("item_id", "<i8"), ("positive_count", "<i8"), ("decayed", "<f8", (len(HORIZONS_DAYS),)), ("last_ms", "<i8")]
 )
+NO_SALES = np.empty(0, LEARNED_SALE)
 
 
 def load_learned_sales(folder: Path) -> np.ndarray | None:
@@ -135,7 +137,7 @@ class LiveSales:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return counts int64 [N] and decayed float64 [N, horizons] of items, minus what the generation learned from.
 
-        A record that begins later holds nothing of that: its store was begun after the export, as `export follow` does to judge.
+        A record that begins later holds nothing of that: its store began after the export, as when `export follow` judges.
         """
         if self.learned is None or not len(self.learned):
             return counts, decayed
@@ -152,18 +154,21 @@ def add_sales_until(as_of_s: int, learned: np.ndarray, headers: np.ndarray) -> n
     """Return LEARNED_SALE [L] with the sales up to a moment that arrived later. headers: HEADER [N] of new events"""
     is_late = (headers["type"] == OBSERVED) & (headers["time_ms"] // 1_000 <= as_of_s)
     late = headers[is_late & ((headers["flags"] & Flags.POSITIVE) != 0)]
-    if not len(late):
-        return learned
-    ids = np.union1d(learned["item_id"], late["item_id"])
-    records, sales = Layout().make_empty_items(len(ids)), np.zeros(len(ids), LEARNED_SALE)
-    known = np.searchsorted(ids, learned["item_id"])
+    return add_sales(learned, late) if len(late) else learned
+
+
+def add_sales(sales: np.ndarray, sold: np.ndarray) -> np.ndarray:
+    """Return LEARNED_SALE [L] with further sales. sold: HEADER [N] of positive events"""
+    ids = np.union1d(sales["item_id"], sold["item_id"])
+    records, added = Layout().make_empty_items(len(ids)), np.zeros(len(ids), LEARNED_SALE)
+    known = np.searchsorted(ids, sales["item_id"])
     for name in LEARNED_FIELDS:
-        records[name][known] = learned[name]
-    apply_to_items(records, np.searchsorted(ids, late["item_id"]), late)
+        records[name][known] = sales[name]
+    apply_to_items(records, np.searchsorted(ids, sold["item_id"]), sold)
     for name in LEARNED_FIELDS:
-        sales[name] = records[name]
-    sales["item_id"] = ids
-    return sales
+        added[name] = records[name]
+    added["item_id"] = ids
+    return added
 
 
 def find_sales_until(as_of_s: int, snapshot: Snapshot) -> np.ndarray:
@@ -173,21 +178,29 @@ def find_sales_until(as_of_s: int, snapshot: Snapshot) -> np.ndarray:
     """
     ids, records = snapshot.read_all_items()
     earlier = (records["positive_count"] > 0) & (records["first_ms"] // 1_000 <= as_of_s)
-    order = np.argsort(ids[earlier])
-    ids, records = ids[earlier][order], records[earlier][order]
-    learned = np.zeros(len(ids), LEARNED_SALE)
+    blocks = snapshot.read_held_headers(snapshot.find_last_before(1_000 * as_of_s - MOST_AHEAD_MS))
+    later = (headers[headers["time_ms"] // 1_000 > as_of_s] for _, headers in blocks)
+    return subtract_sales(ids[earlier], records[earlier], later)
+
+
+def subtract_sales(ids: np.ndarray, records: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the sales that the records, [N], of items, int64 [N], count beside those of some events, LEARNED_SALE [L].
+
+    blocks: HEADER [M] each
+    """
+    order = np.argsort(ids)
+    ids, records = ids[order], records[order]
+    left, others = np.zeros(len(ids), LEARNED_SALE), Layout().make_empty_items(len(ids))
     for name in LEARNED_FIELDS:
-        learned[name] = records[name]
-    learned["item_id"] = ids
-    if not len(ids):
-        return learned
-    later = Layout().make_empty_items(len(ids))
-    for _, headers in snapshot.read_held_headers(snapshot.find_last_before(1_000 * as_of_s - MOST_AHEAD_MS)):
-        is_later = (headers["type"] == OBSERVED) & (headers["time_ms"] // 1_000 > as_of_s)
-        sold = headers[is_later & np.isin(headers["item_id"], ids)]
-        apply_to_items(later, np.searchsorted(ids, sold["item_id"]), sold)
-    age_s = (records["last_ms"] - later["last_ms"])[:, None] / 1_000
-    left = np.where(later["positive_count"][:, None] > 0, later["decayed"] * np.exp(-np.maximum(age_s, 0) / HORIZONS_S), 0.0)
-    learned["positive_count"] -= later["positive_count"]
-    learned["decayed"] = np.maximum(learned["decayed"] - left, 0.0)
-    return learned
+        left[name] = records[name]
+    left["item_id"] = ids
+    for headers in blocks if len(ids) else ():
+        sold = headers[(headers["type"] == OBSERVED) & np.isin(headers["item_id"], ids)]
+        apply_to_items(others, np.searchsorted(ids, sold["item_id"]), sold)
+    age_s = (records["last_ms"] - others["last_ms"])[:, None] / 1_000
+    fading = np.exp(-np.maximum(age_s, 0) / HORIZONS_S)
+    left["positive_count"] -= others["positive_count"]
+    left["decayed"] = np.maximum(
+        left["decayed"] - np.where(others["positive_count"][:, None] > 0, others["decayed"] * fading, 0.0), 0.0
+    )
+    return left[left["positive_count"] > 0]

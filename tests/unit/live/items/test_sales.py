@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from export.continuous.continued import count_sales
-from live.archive import read_log
+from export.continuous.continued import count_sales, find_lost_sales
+from live.archive import compact, drop_segments, read_log
 from serving.contract.tensors import PAD_ID
+from serving.live.layout import Layout
 from serving.live.reader import MOST_READ_EVENTS, Reader
+from serving.live.writer import Writer
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
@@ -18,6 +22,7 @@ from serving.stages.live.catalogue.items import BLOCKS_AT_ONCE, LiveItems
 from serving.stages.live.catalogue.ranked_items import RankedItems
 from serving.stages.live.content import Content
 from serving.stages.live.counts.sales import LiveSales
+from tests.present import present
 from tests.unit.live.answers import event_inputs, last_event_ms
 from tests.unit.live.toy_log import HOUR_S, START_S, write
 from training.models.rankers.item_statistics import Sales, StatisticsSettings, fit_statistics
@@ -114,6 +119,30 @@ def test_all_sales_of_a_store_that_began_after_the_export_count(log_reader, tmp_
     sales = count_sales([batch for _, batch in read_log(tmp_path / "former")])
     live = follow(log_reader, statistics, find_clock(log.iloc[:2_000]), sales)
     write(log_reader.folder, log.iloc[2_000:])
+    assert live.refresh()
+    check(statistics, fit(log))
+
+
+@pytest.mark.parametrize(("archived", "learned"), [(300, 1_600), (700, 1_600), (300, 1_500)])
+def test_sales_that_retention_removed_do_not_count_on_top_of_the_shops_own_log(log_reader, archived, learned):
+    """As where the shop delivers live events in its next log, and the archive has given up some of them.
+
+    learned: rows that the generation learned from; `export follow` keeps the newest events to judge by
+    """
+    log, folder = draw_log(2_400), log_reader.folder
+    statistics, before_s = fit(log.iloc[:learned]), int(log["timestamp"].iloc[learned])
+    write(folder, log.iloc[900 : 900 + archived])
+    with closing(Writer(folder, Layout(), ("purchase",))) as writer:
+        compact(writer, writer.now_ms() + 1)
+    drop_segments(folder, None, 0)
+    write(folder, log.iloc[900 + archived : 1_600])
+    batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for _, batch in read_log(folder)]
+    sales = present(count_sales(batches, find_lost_sales(folder, before_s)))
+    assert sales["last_ms"].max() < 1_000 * before_s
+    live = follow(log_reader, statistics, find_clock(log.iloc[:learned]), sales)
+    assert live.refresh()
+    np.testing.assert_allclose(statistics.popularity, fit(log.iloc[:1_600]).popularity, atol=2e-6)
+    write(folder, log.iloc[1_600:])
     assert live.refresh()
     check(statistics, fit(log))
 
