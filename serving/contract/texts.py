@@ -1,4 +1,4 @@
-"""Keep texts in `.npy` files, without pickle."""
+"""Keep texts in `.npy` files, without pickle, and read texts of requests as those of a data set's files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, open_array
 from serving.contract.errors import ArtifactError
+
+MISSING_TEXTS = frozenset(["", "NULL", "null", "NaN", "nan", "NA", "N/A", "\\N"])  # in a data set's files
+MISSING_BYTES = frozenset(text.encode() for text in MISSING_TEXTS)
+
+
+def tidy_bytes(text: bytes) -> bytes:
+    """Return a text of a request as the data set's files are read: without spaces around it, b"" for a missing value."""
+    tidied = text.strip()
+    return b"" if tidied in MISSING_BYTES else tidied
 
 
 def save_strings(folder: Path, name: str, texts: list[str]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from serving.contract.ids import is_text_of
 from serving.contract.tensors import MISSING_INT, ContextColumn
+from serving.contract.texts import tidy_bytes
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKinds
 from serving.live.layout import LATEST_SECOND
 
@@ -114,7 +115,10 @@ class EventAdmission:
         rows: list[dict] = [{} for _ in range(count)]
         for column in self.context:
             missing = column.tensor.fill
-            for row, value in zip(rows, inputs[column.name][:, 0].tolist(), strict=True):
+            values = inputs[column.name][:, 0].tolist()
+            if column.kind == "string":
+                values = [tidy_bytes(text) for text in values]
+            for row, value in zip(rows, values, strict=True):
                 if value != missing and value == value:  # NaN is missing too
                     row[column.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
         return [json.dumps(row).encode() if row else b"" for row in rows]

@@ -18,6 +18,7 @@ from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, re
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import ContextColumn, Degraded, new_lineage
+from serving.contract.texts import tidy_bytes
 from serving.live.reader import Reader
 from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
@@ -117,6 +118,9 @@ class PreprocessInputs:
     def derive_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:
         """Return the workflow's input columns by name, each [B]."""
         context = {column.name: inputs[column.name][:, 0] for column in self.context}
+        for column in self.context:
+            if column.kind == "string":
+                context[column.name] = np.array([tidy_bytes(text) for text in context[column.name]], object)
         return derive_raw_columns(state, context, clock_s)
 
 

@@ -22,8 +22,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from serving.contract.errors import DataError
+from serving.contract.texts import MISSING_TEXTS
 
-MISSING_TEXTS = frozenset(["", "NULL", "null", "NaN", "nan", "NA", "N/A", "\\N"])
 BLOCK_BYTES = 16 << 20  # a row must fit into it
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 GZIP = b"\x1f\x8b"  # first bytes of a compressed file

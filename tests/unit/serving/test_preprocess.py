@@ -69,6 +69,14 @@ def test_served_features_are_the_trained_ones(exported):
     np.testing.assert_array_equal(outputs["history_age_days"], expected.history_age_days)
 
 
+def test_texts_of_the_context_are_read_as_those_of_the_log(exported):
+    stage = Preprocess.load(exported[1])
+    sent = [[b"phone"], [b" phone "], [b""], [b"NULL"], [b" N/A"]]
+    rows = stage(request(stage, [1] * len(sent), device=np.array(sent, object)))["user_categorical"]
+    np.testing.assert_array_equal(rows, rows[[0, 0, 2, 2, 2]])
+    assert (rows[0] != rows[2]).any()
+
+
 def test_outputs_are_the_contract_s_tensors(exported):
     stage = Preprocess.load(exported[1])
     inputs = request(stage, [1, 2, 3])

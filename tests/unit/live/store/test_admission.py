@@ -70,6 +70,11 @@ def test_everything_an_event_may_carry_is_kept():
     assert json.loads(batch.columns[0]) == {"store": 3, "device": "é", "heat": 0.5}
 
 
+def test_texts_of_the_context_are_kept_as_the_log_has_them():
+    batch = ADMISSION.make_events(observed(3, device=[b" till ", b"NULL", b" "]), CODES, START_MS)
+    assert batch.columns == [b'{"device": "till"}', b"", b""]
+
+
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
