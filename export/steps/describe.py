@@ -30,7 +30,10 @@ def describe_sources(choices: Choices) -> str:
 def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
     """Return a description of a ranker for one line of output."""
     if not ranker.learned:
-        return "learned nothing, because the log leaves no request to learn from or to judge by: items keep retrieval's order"
+        return (
+            "learned nothing, because none of the requests to learn from, or to validate, has an item that its user took among "
+            "the retrieved ones: items keep retrieval's order"
+        )
     found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} among the retrieved items of validation requests".format(
         **ranker.quality
     )

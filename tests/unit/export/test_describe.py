@@ -32,3 +32,10 @@ def test_a_ranker_is_described_by_the_order_of_retrieved_items_and_by_why_it_has
     assert "teachers" not in described
     described = describe_ranker(replace(ranker, no_teachers="too few"), RankingSettings(compression=chosen))
     assert described.endswith("; more teachers not tried: too few")
+
+
+def test_a_ranker_that_learned_nothing_says_why_although_there_were_requests():
+    untrained = Ranker(DLRM(Shape({"u": 4}, {"i": 4}, 1, 2, 4, (4,), (4,))), 1.0, {"requests": 0})
+    described = describe_ranker(untrained, RankingSettings())
+    assert described.startswith("learned nothing, because none of the requests")
+    assert "an item that its user took among the retrieved ones" in described
