@@ -57,6 +57,7 @@ from training.models.ranking import (
     FitTrainingRetriever,
     Lessons,
     Ranking,
+    TrainRanker,
     add_unlabelled,
     collect_lessons,
     fit_ranker,
@@ -107,6 +108,8 @@ def build_repository(
         refuse_tables_that_do_not_fit(features, axes, settings)
 
         start_from = learning.start_from if learning else None
+        start = partial(start_ranker, start_from, features) if start_from else None
+        trainer = choose_trainer(settings, features, start)  # reads a model of HugeCTR, before anything is trained for it
         sources = try_sources(dataset, features, settings, plugin.serves_sequences, start_from, progress)
         choices, retrieval = sources.choices, sources.retrieval
         earlier_sequence = sources.past.retriever.retriever.sequence
@@ -114,8 +117,7 @@ def build_repository(
         lessons = make_lessons(dataset, features, sources.past, settings, rng, progress)
         del sources  # of a large log, the retriever of the past takes gigabytes
         retriever = fit_retriever(dataset, features, retrieval, progress)
-        start = partial(start_ranker, start_from, features) if start_from else None
-        ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, start)
+        ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, trainer, start)
         del lessons
         if learning:  # before the stages are written, which changes the network
             keep_weights(learning, features, earlier_sequence, retriever, ranking)
@@ -220,18 +222,18 @@ def fit_ranking(
     settings: Settings,
     rng: np.random.Generator,
     progress: Progress,
+    trainer: TrainRanker,
     start: Start | None,
 ) -> Ranking:
     """Train the ranker and the re-ranker.
 
     served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
-    start: sets the weights that the ranker and its student start from; None: they start from scratch
+    trainer: of `choose_trainer`; start: sets the weights that ranker and student start from; None: they start from scratch
     """
     log, pipeline, choices = dataset.interactions, settings.pipeline, choose_ranking_settings(settings)
     with progress.phase("ranker") as phase:
         statistics = fit_item_statistics(features, log, choices.statistics)
         lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
-        trainer = choose_trainer(settings, features, start)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.note_detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:

@@ -14,10 +14,12 @@ from training.models.ranking import TrainRanker
 
 
 def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
-    """Return a fitter that imports the model, and fits only the weight of the retrieval score in its logits.
+    """Import the model, and return a fitter that fits only the weight of the retrieval score in its logits.
 
     Raises what `import_dlrm` raises.
     """
+    lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
+    model = import_dlrm(folder, name, list_inputs(features), lists)
 
     def fit(
         teaching: Sequence[Requests],
@@ -28,8 +30,6 @@ def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
         report: Report = print,
         without_events: Sequence[Requests] = (),
     ) -> Ranker:
-        lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
-        model = import_dlrm(folder, name, list_inputs(features), lists)
         blend, quality = find_best_blend(model, validation, settings.blends)
         report(f"ranker: imported from {folder}, validation {quality}, blend {blend}")
         return Ranker(model, blend, quality | {"imported": 1.0})

@@ -1,6 +1,7 @@
 """A DLRM of HugeCTR's becomes the ranker: taught on what is written for it, by its own script, read back from its files."""
 
 import copy
+import io
 import json
 import runpy
 import shutil
@@ -354,3 +355,13 @@ def test_an_export_serves_the_imported_model(repository, taught, ours, features)
         firsts = [slot.first_key for slot in ours.slots[len(ours.user_slots) :]]
         keys.append([[key] for key in user] + [(rows + first).tolist() for rows, first in zip(own, firsts, strict=True)])
     np.testing.assert_allclose(got[request, place], from_bytes(taught, numbers, keys), rtol=1e-4, atol=1e-4)
+
+
+def test_an_export_refuses_a_model_that_is_not_there_before_it_trains(dataset, tmp_path):
+    output = Console(record=True, file=io.StringIO())
+    settings = Settings.model_validate({"hugectr": {"model": str(tmp_path / "none")}})
+    with pytest.raises(ConfigError, match=r"none/dlrm\.json cannot be read"):
+        build_repository(dataset, tmp_path / "repository", settings, output)
+    phases = output.export_text()
+    assert "features" in phases
+    assert "sources" not in phases
