@@ -212,6 +212,8 @@ def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
     columns = {}
     for name in names:
         kind = table.schema.field(name).type
+        if pa.types.is_dictionary(kind):  # a categorical column
+            kind = kind.value_type
         if pa.types.is_nested(kind) or kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):
             raise DataError(
                 f"{path}: column {name!r} holds {kind}. Expected plain values: join lists to one text with a separator, "

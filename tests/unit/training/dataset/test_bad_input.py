@@ -371,6 +371,11 @@ def test_parquet_without_plain_values(shop, tmp_path, value, kind):
     assert "separator" in text
 
 
+def test_bytes_are_no_ids_in_a_categorical_parquet_column_either(shop, tmp_path):
+    pd.DataFrame({"customer": pd.Categorical([b"1"]), "sku": [1], "time": [1]}).to_parquet(tmp_path / "events.parquet")
+    assert "column 'customer' holds binary" in message(shop(TOML.replace("events.csv", "events.parquet")))
+
+
 def test_parquet_rows_count_from_one(shop, tmp_path):
     pd.DataFrame({"customer": [1, 1], "sku": [1, -1], "time": [1, 1]}).to_parquet(tmp_path / "events.parquet")
     assert "events.parquet: column 'sku', row 2: '-1'" in message(shop(TOML.replace("events.csv", "events.parquet")))
