@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from export.merlin_settings import MerlinSettings
+from hps_config.checks import MAX_WORKER_BUFFERS
 from hps_config.description import Bytes
 from hps_config.tables import RowFormat
 from repository.toml_files import describe_unknown_key, open_toml, refuse_unknown_keys
@@ -43,11 +44,16 @@ from serving.tables.config import RedisConfig
 # and the other one would wait for new requests
 FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}
 
+MOST_INSTANCES = MAX_WORKER_BUFFERS  # each has a buffer of its own in the pool of ps.json
+MOST_THREADS = 1_024  # ONNX Runtime starts as many as it is told to, and fails where there is no memory for them
+MOST_WHOLE = 2**31 - 1  # of the numbers in config.pbtxt, some of which have 32 bits
+
 EVENTS_AT_ONCE = 1_024  # most events in one transaction of the live store
-LEAST_STORE_BYTES = 16 << 20
+LEAST_STORE_BYTES, MOST_STORE_BYTES = 16 << 20, 64 << 40  # a process has 128 TiB of address space
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request has
+RecordedRequests = Annotated[int, Field(ge=WARMUP_ROWS, le=100_000)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]  # what NumPy, scikit-learn and torch all take
 
 
@@ -64,7 +70,9 @@ class PipelineSettings(_Section):
     items_returned: Length = 20  # items in an answer (K)
     filter_seen: bool = True  # items the user already had are not recommended again, unless `among` names them
     seed: Seed = 0  # random seed of the export
-    recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000  # published with their answers, for warm-up and checks
+    recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS, le=100_000)] = (
+        1_000  # published with their answers, for warm-up and checks
+    )
 
     @model_validator(mode="after")
     def _lists_can_be_full(self) -> PipelineSettings:
@@ -114,6 +122,7 @@ class TableSettings(_Section):
 
 
 TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
+Width = Annotated[int, Field(ge=0, le=1_024)]
 
 
 class RankerChoice(_Section):
@@ -124,7 +133,9 @@ class RankerChoice(_Section):
     """
 
     compression: Literal["none", "distilled", "pruned", "int8"] = "distilled"  # how the served network is made smaller
-    width: Annotated[int, Field(ge=0)] = 0  # values per row of the embedding tables; 0: 16 with compression "none", else 4
+    width: Annotated[int, Field(ge=0, le=1_024)] = (
+        0  # values per row of the embedding tables; 0: 16 with compression "none", else 4
+    )
 
 
 class TrainingSettings(_Section):
@@ -153,7 +164,7 @@ class TrainingSettings(_Section):
 class ComputeSettings(_Section):
     """Threads and search effort. `make tune` finds values for a machine."""
 
-    rank_threads: PositiveInt = 1  # threads of the ranker's network, in each instance
+    rank_threads: Annotated[int, Field(gt=0, le=MOST_THREADS)] = 1  # threads of the ranker's network, in each instance
     index_effort: Annotated[int, Field(ge=0)] = (
         0  # lists of the index searched per query; 0: the fewest that reach the required recall
     )
@@ -171,21 +182,23 @@ class LiveChoices(_Section):
     idle_days: Annotated[float, Field(ge=0)] = 365.0  # a user without an event for so long is forgotten; 0: never
     most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
     session_hours: Annotated[float, Field(ge=0)] = 48.0  # an anonymous session idle for so long is forgotten; 0: as users are
-    store_bytes: Bytes = 64 << 30  # of address space, at least 16 MiB; the file grows as it is used
+    store_bytes: Bytes = 64 << 30  # of address space, 16 MiB to 64 TiB; the file grows as it is used
     brokers: Brokers = ""  # "host:port,…": Kafka brokers, from which events come too
     topic: str = "events"  # their topic
     redis: Nodes = ""  # "host:port,…": nodes of a Redis cluster in which many machines share users' state, in Feast's layout
     feast_project: str = "recommender"  # name of the project in Feast's keys
     continue_log: bool = True  # an export learns from the events of the live store too
-    new_items: Annotated[int, Field(ge=0)] = 4_096  # rows kept free for items that come between two exports
+    new_items: Annotated[int, Field(ge=0, le=10_000_000)] = 4_096  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores
     new_item_place: Annotated[int, Field(ge=0)] = 9  # where they show it; 0 is the top
 
     @field_validator("store_bytes")
     @classmethod
-    def _holds_events(cls, store_bytes: int) -> int:
+    def _is_mapped(cls, store_bytes: int) -> int:
         if store_bytes < LEAST_STORE_BYTES:
             raise ValueError(f"{store_bytes:,} bytes are full after a few events. Expected 16 MiB or more, such as the default")
+        if store_bytes > MOST_STORE_BYTES:
+            raise ValueError(f"no process can map {store_bytes:,} bytes. Expected 64 TiB or less, such as the default")
         return store_bytes
 
     @field_validator("topic", "feast_project")
@@ -293,13 +306,13 @@ def change_serving(base: Serving, changes: Any, section: str) -> Serving:
             raise ConfigError(
                 f"{describe_unknown_key(section, key, allowed)} A model's own are in [serving.rank] and the like."
             )
-        least = 1 if key in ("instances", "max_batch_size") else 0
+        least, most = 1 if key in ("instances", "max_batch_size") else 0, MOST_INSTANCES if key == "instances" else MOST_WHOLE
         if key == "preferred_batch_sizes":
             good = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
         else:
-            good = type(value) is type(allowed[key]) and value >= least
+            good = type(value) is type(allowed[key]) and least <= value <= most
         if not good:
-            kinds = {bool: "true or false", int: f"a whole number, {least} or more", float: "a number, 0 or more"}
+            kinds = {bool: "true or false", int: f"a whole number from {least} to {most}"}
             kind = kinds.get(type(allowed[key]), "whole numbers above 0, in brackets")
             raise ConfigError(f"[{section}] {key} is {value!r}. Expected {kind}; the default is {json.dumps(allowed[key])}.")
     typed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}

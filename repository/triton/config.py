@@ -64,7 +64,7 @@ class Serving:
     instead (docs/calling.md): the first stage refuses what it cannot answer in time.
     """
 
-    instances: int = 1  # processes of the model, or instances of a TensorRT network on its GPU
+    instances: int = 1  # processes of the model, at most 256, or instances of a TensorRT network on its GPU
     max_batch_size: int = 64  # most requests in a batch
     preferred_batch_sizes: tuple[int, ...] = ()  # sizes to aim at; none: all that is queued, [16] if fused
     queue_delay_us: int = 0  # how long a batch waits for more requests
