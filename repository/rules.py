@@ -106,6 +106,18 @@ def find_misfits(
             "rules: price_cap is set, but the items have no price. "
             'Name its column in dataset.toml ([items] price = "…"), or leave price_cap out.'
         )
+    without_category = all(name is None for name in category)
+    without_provider = all(name is None for name in provider)
+    for key, role, is_void in (
+        ("max_per_category", "category", without_category),
+        ("diversity", "category", without_category),
+        ("max_per_provider", "provider", without_provider),
+    ):
+        if is_void and getattr(config, key):
+            yield (
+                f"rules: {key} is set, but no item has a {role}. "
+                f'Name its column in dataset.toml ([items] {role} = "…"), or leave {key} out.'
+            )
     named = [("blocked_items", item_id) for item_id in config.blocked_items]
     for key, item_id in (*named, *(("pinned", pin.item_id) for pin in config.pinned)):
         if item_names is None and isinstance(item_id, str):

@@ -227,7 +227,7 @@ def test_diversity_trades_score_for_variety(tmp_path):
     assert serve_positions(few_items(tmp_path, RulesConfig(diversity=0.1)), best_first) == [0, 1, 2, 3]
     assert serve_positions(few_items(tmp_path, RulesConfig(diversity=0.35)), best_first) == [0, 1, 3, 2]
     assert serve_positions(few_items(tmp_path, RulesConfig(diversity=1.0)), best_first) == [0, 3, 6, 1]
-    no_categories = few_items(tmp_path, RulesConfig(diversity=1.0), category=[None] * 8)
+    no_categories = few_items(tmp_path, RulesConfig(diversity=1.0), category=[*[None] * 7, "C"])
     assert serve_positions(no_categories, best_first) == [0, 1, 2, 3]  # items without a category are not alike
 
 
@@ -306,6 +306,21 @@ def test_a_config_that_does_not_fit_the_catalogue_is_refused(tmp_path, catalogue
 def test_a_price_cap_needs_prices(tmp_path, catalogue):
     with pytest.raises(ConfigError, match="the items have no price"):
         compile_rules(tmp_path, RulesConfig(price_cap=1.0), **{**catalogue, "price": None}, items_returned=K)
+
+
+@pytest.mark.parametrize(
+    ("config", "role"),
+    [
+        (RulesConfig(max_per_category=2), "category"),
+        (RulesConfig(diversity=0.2), "category"),
+        (RulesConfig(max_per_provider=2), "provider"),
+    ],
+)
+def test_rules_of_groups_need_items_that_have_one(tmp_path, catalogue, config, role):
+    without = {**catalogue, role: [None] * N_ITEMS}
+    with pytest.raises(ConfigError, match=rf'no item has a {role}\. Name its column .* \(\[items\] {role} = "…"\), or leave'):
+        compile_rules(tmp_path, config, **without, items_returned=K)
+    compile_rules(tmp_path, RulesConfig(), **without, items_returned=K)
 
 
 def test_items_may_have_names_where_the_shops_ids_are_text(tmp_path, catalogue):
