@@ -70,9 +70,7 @@ class PipelineSettings(_Section):
     items_returned: Length = 20  # items in an answer (K)
     filter_seen: bool = True  # items the user already had are not recommended again, unless `among` names them
     seed: Seed = 0  # random seed of the export
-    recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS, le=100_000)] = (
-        1_000  # published with their answers, for warm-up and checks
-    )
+    recorded_requests: RecordedRequests = 1_000  # published with their answers, for warm-up and checks
 
     @model_validator(mode="after")
     def _lists_can_be_full(self) -> PipelineSettings:
@@ -133,9 +131,7 @@ class RankerChoice(_Section):
     """
 
     compression: Literal["none", "distilled", "pruned", "int8"] = "distilled"  # how the served network is made smaller
-    width: Annotated[int, Field(ge=0, le=1_024)] = (
-        0  # values per row of the embedding tables; 0: 16 with compression "none", else 4
-    )
+    width: Width = 0  # values per row of the embedding tables; 0: 16 with compression "none", else 4
 
 
 class TrainingSettings(_Section):
