@@ -50,6 +50,7 @@ from serving.contract.errors import ServerError
 
 READY_TIMEOUT_S = 300.0
 STALLED_AFTER_S = 60.0
+MOST_LAUNCHES = 3  # a start that one of tritonserver's own faults ended may meet another one, on a busy machine
 MEMORY_RACE = "boost::interprocess::lock_exception"  # tritonserver 2.51 aborts so when it loads two versions of a model
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for the requests that it has accepted
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
@@ -65,7 +66,7 @@ class TritonServer:
     run_dir: folder of logs, state files and backends
     follow_pin: for its supervisor: move to whichever generation the repository is pinned to (pin_follower.py)
     former: the server to restart. The new one keeps its tag, its owner, and the settings of its gateway; None: a new server
-    stalled_after_s: time without progress after which a start is repeated, once
+    stalled_after_s: time without progress after which a launch is repeated
     """
 
     def __init__(
@@ -165,11 +166,12 @@ class TritonServer:
         deadline_s = time.monotonic() + self.ready_timeout_s
         try:
             self._launch(models, facts)
-            if fault := self._wait_ready(models, deadline_s, may_retry=True):
+            left = MOST_LAUNCHES - 1
+            while fault := self._wait_ready(models, deadline_s, may_retry=left > 0):
                 print(f"The start {fault}. Starting again; the log so far is {self.log_path}.1", file=sys.stderr)
                 self.stop(timeout_s=0)
                 self._launch(models, facts)
-                self._wait_ready(models, deadline_s, may_retry=False)
+                left -= 1
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # there are no requests to wait for
             raise
@@ -254,9 +256,9 @@ class TritonServer:
         return [*pinned, *(model for model in read_repository(self.repo) if model.name not in names)]  # a challenger
 
     def _wait_ready(self, models: list[Model], deadline_s: float, may_retry: bool) -> str:
-        """Wait until the server is ready. Return "", or a fault that another start may not have. Raises ServerError for others.
+        """Wait until the server is ready. Return "", or a fault that another launch may not have. Raises ServerError.
 
-        may_retry: whether another start is allowed; otherwise those faults are raised too
+        may_retry: whether another launch is allowed; otherwise those faults are raised too
         """
         process = self.process
         assert process is not None  # launched just now
