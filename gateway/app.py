@@ -42,7 +42,7 @@ from gateway.events.shapes import MOST_SESSION_CHARACTERS
 from gateway.metrics import Metrics
 from gateway.progress import LogReports, watch_calibration
 from gateway.published import MOST_SIMILAR
-from gateway.readiness import SILENT, Readiness
+from gateway.readiness import SILENT, Readiness, find_pinned
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from live.exposures import ExposureLog
@@ -290,7 +290,8 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
     async def readyz() -> Response:
         """Return whether a server answers a real request for recommendations, which is sent at most once in 0.5 s.
 
-        The servers are in the order of the gateway's settings. Only its log has their addresses.
+        The servers are in the order of the gateway's settings. Only its log has their addresses. A server that answers with
+        another generation than the pinned one has not moved to it yet.
         """
         servers = [
             {
@@ -302,7 +303,7 @@ def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics
             for health in await readiness.ask_servers()
         ]
         ready = any(server["ready"] for server in servers)
-        return JsonResponse({"ready": ready, "servers": servers}, 200 if ready else 503)
+        return JsonResponse({"ready": ready, "pinned": find_pinned(repo), "servers": servers}, 200 if ready else 503)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:

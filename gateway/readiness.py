@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 
+from serving.contract.errors import ArtifactError
+from serving.contract.generations import read_pinned_generation
 from triton_recommender import AsyncRecommender, Health
 
 log = logging.getLogger("gateway")
@@ -37,3 +40,11 @@ class Readiness:
                         log.warning("the server at %s is not ready: %s", health.url, health.reason)
                 self._unready = {health.url for health in self._health if not health.ready}
             return self._health
+
+
+def find_pinned(repo: Path) -> int | None:
+    """Return the generation that a start serves; None where its config cannot be read."""
+    try:
+        return read_pinned_generation(repo)
+    except ArtifactError:  # the servers go on
+        return None

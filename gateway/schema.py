@@ -264,9 +264,10 @@ class ServerHealth(Strict):
 
 
 class Ready(Strict):
-    """ready: whether one of the servers is."""
+    """ready: whether one of the servers is; pinned: generation that a start serves, null where its config is unreadable."""
 
     ready: bool
+    pinned: Int64 | None
     servers: list[ServerHealth]
 
 

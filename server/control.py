@@ -11,7 +11,8 @@ from repository.triton.models import hash_manifest
 from server import keys, processes
 from server.generations import activation
 from server.helpers import generation_helpers
-from server.state import ServerState, read_known_servers
+from server.start.lock import hold_start_lock
+from server.state import ServerState, make_state_path, read_known_servers, read_state
 from server.status.drift import describe_drift
 from server.status.health import find_held_versions
 from serving.contract.errors import DependencyError, ServerError
@@ -99,6 +100,25 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
     if failure is not None:
         raise failure
     return before
+
+
+def move_servers(repo: Path, generation: int, run_dir: Path) -> None:
+    """Move all servers of a repository to another generation. The supervisor of one that is down starts it with that one.
+
+    A server that is being restarted is waited for. One that is out of service is left out: its supervisor follows the pin.
+    Raises ServerError.
+    """
+    for known in read_known_servers(run_dir):
+        if known.repo != repo.resolve():
+            continue
+        with hold_start_lock(run_dir, known.ports.grpc):
+            state = read_state(make_state_path(run_dir, known.ports.grpc))
+            if state is None or state.tag != known.tag or state.fault:  # stopped meanwhile, or out of service
+                continue
+            if processes.is_running(state.pid, state.tag):
+                activate(state, generation, run_dir)
+            else:
+                state.change(run_dir, generation=generation)
 
 
 def _answers_with(grpc_url: str, generation: int) -> bool:

@@ -209,8 +209,9 @@ class Watch:
         begun_s = self._restarted_s = time.monotonic()
         self._guard_files(state.repo, generation)  # before the server reads them: a change from then on must not be missed
         with hold_start_lock(self._run_dir, self._port):
-            if (now := read_state(make_state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
-                return  # stopped, or restarted by another process
+            now = read_state(make_state_path(self._run_dir, self._port))
+            if now is None or (now.tag, now.generation) != (state.tag, state.generation):
+                return  # stopped, or restarted by another process, or another generation is to be served: look again
             end_server(state)
             self._prepare_challenger()
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}

@@ -36,7 +36,7 @@ from repository.registry import REASON, Act, read_acts, read_manifest, record_ac
 from repository.rounds import Outcome, hold_round_lock, mark_round
 from repository.triton.config import CONFIG_FILE, read_layout
 from repository.triton.models import read_config
-from server.control import activate, find_running_servers
+from server.control import find_running_servers, move_servers
 from server.experiment import begin_experiment
 from server.generations.challenger import unload_challenger
 from server.promotion import awaits_move
@@ -292,8 +292,7 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
         )
     else:
         unload_former(servers, repo, generation)
-        for state in servers:
-            activate(state, generation, RUN_DIR)
+        move_servers(repo, generation, RUN_DIR)
         pin(repo, generation)
     return generation
 

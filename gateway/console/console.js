@@ -160,8 +160,10 @@ async function explain(visitor, item) {
 
 async function showHealth() {
   const { answer } = await call("GET", "readyz");
-  byId("health").textContent = answer.ready ? "ready" : "away: popular items answer";
-  byId("health").className = answer.ready ? "good" : "bad";
+  const moved = answer.servers.every((server) => !server.ready || server.generation === (answer.pinned ?? server.generation));
+  const ready = moved ? "ready" : `ready, but generation ${answer.pinned} is pinned`;
+  byId("health").textContent = answer.ready ? ready : "away: popular items answer";
+  byId("health").className = answer.ready && moved ? "good" : "bad";
 }
 
 async function follow(visitor) {

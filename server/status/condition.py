@@ -18,13 +18,15 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from repository.applied_rules import find_rules_folder
+from repository.experiments import find_running
 from server.keys import KEYS_DIR
 from server.processes import count_lost_stubs, find_server_members, is_running
 from server.state import ServerState
 from server.status.clock import describe_wrong_clock
 from server.status.health import describe_unready, open_local_client, read_model_states
 from server.status.log import explain_end
-from serving.contract.errors import ArtifactError, ServerError
+from serving.contract.errors import ArtifactError, RecommenderError, ServerError
+from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PROBE_USER_ID, USER_ID
 from serving.live.store import DATA_FILE
 
@@ -82,7 +84,8 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
 
 
 def _list_warnings(state: ServerState) -> tuple[str, ...]:
-    return describe_removed_store(state), describe_full_disk(state.repo), *list_start_warnings(state.repo)
+    warnings = describe_other_pin(state), describe_removed_store(state), describe_full_disk(state.repo)
+    return *warnings, *list_start_warnings(state.repo)
 
 
 def list_start_warnings(repo: Path) -> list[str]:
@@ -105,6 +108,23 @@ def describe_network_disk(repo: Path) -> str:
     return (
         f"the live store {folder} is on a network file system ({kind}), where two machines that use it damage it: export with "
         "[live] folder on a disk of this machine"
+    )
+
+
+def describe_other_pin(state: ServerState) -> str:
+    """Return a message if a repository is pinned to another generation than its server serves; "" otherwise.
+
+    Also during an experiment, which ends before the server moves, and where the pin cannot be read.
+    """
+    try:
+        pinned = read_pinned_generation(state.repo)
+        if pinned == state.generation or not state.generation or find_running(state.repo):
+            return ""
+    except (RecommenderError, OSError):  # what checks the files says why
+        return ""
+    return (
+        f"WARNING: generation {pinned} is pinned, and generation {state.generation} is served (move the server: "
+        f"python -m server activate --generation {pinned} --grpc-port {state.ports.grpc})"
     )
 
 

@@ -30,7 +30,7 @@ from repository.generations import list_published_generations, pin
 from repository.registry import read_acts, read_manifest, record_act
 from repository.rounds import read_running
 from server.start.ports import find_free_ports
-from server.state import ServerState
+from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix
@@ -286,6 +286,16 @@ def test_a_generation_whose_log_ends_in_the_future_says_until_when(repo, past, m
     monkeypatch.setattr(time, "time", lambda: float(past.interactions["timestamp"].max()) - 3_600)
     told = follow_once(past, repo, None, 1_000, QUIET).report
     assert re.fullmatch("waits: 0 events are newer than generation 1, of 1,000, which learned events until 2023-.* UTC", told)
+
+
+def test_a_server_that_is_down_while_a_round_publishes_comes_back_with_its_generation(repo, exported, tmp_path, monkeypatch):
+    """Its supervisor starts it with the generation that is saved for it."""
+    monkeypatch.setattr(follow, "RUN_DIR", tmp_path)
+    state = ServerState(1, draw_tag(), repo, tmp_path / "log", find_free_ports(), generation=1)
+    state.save(tmp_path)
+    assert publish_candidate(exported, repo, "fused", 1, Terms(), Verdict(0, "")) == 2
+    assert present(read_state(make_state_path(tmp_path, state.ports.grpc))).generation == 2
+    assert read_pinned_generation(repo) == 2
 
 
 def test_a_candidate_is_not_published_where_a_person_moved_to_another_generation_meanwhile(repo, exported):

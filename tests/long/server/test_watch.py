@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from server.generations.activation import find_served_generation
 from server.generations.challenger import find_loaded_challengers
 from server.observer import HANGS_S, Observer
 from server.processes import is_running
+from server.start.lock import hold_start_lock
 from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
 from server.watch import LOGGER, TICK_S, Watch, build_arguments
@@ -257,3 +258,19 @@ def test_a_removed_repository_takes_the_server_out_of_service_until_it_is_back(s
         backup.rename(repo)
         wait_until_in_service(state, tmp_path, generation=1)
     assert "Traceback" not in said()
+
+
+def test_a_restart_that_waits_serves_the_generation_that_was_chosen_meanwhile(serve, tmp_path, said):
+    """A round of `export follow` chooses it while it holds the lock on starts."""
+    repo = make_shop(tmp_path / "shop", generations=2)
+    state = serve(repo, 1)
+    os.kill(state.pid, signal.SIGKILL)
+    with ExitStack() as stack:
+        with hold_start_lock(tmp_path, state.ports.grpc):
+            stack.enter_context(watched(state, tmp_path))
+            until(lambda: "restarting with generation 1" in said())
+            pin(repo, 2)
+            read_saved(state, tmp_path).change(tmp_path, generation=2)
+        until(lambda: "answers again" in said())
+        now = read_saved(state, tmp_path)
+        assert (now.generation, find_served_generation(now.grpc_url)) == (2, 2)

@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 
 from gateway import schema
 from live.exposures import read_exposures
+from serving.contract.tensors import ENSEMBLE
 from serving.live.store import find_live_folder
 from tests.repositories import copy_generation
 from tests.unit.gateway.conftest import Gateway, failing
@@ -246,6 +247,13 @@ def test_readiness_asks_a_real_question_at_most_once_a_second(gateway):
     door = gateway()
     assert [door.ask("GET", "/readyz").status_code for _ in range(3)] == [200] * 3
     assert len(door.shop.queries) == 1
+
+
+def test_readiness_says_which_generation_a_start_would_serve(own_repo):
+    door = Gateway(own_repo)
+    for pinned in (1, None):
+        assert door.ask("GET", "/readyz").json()["pinned"] == pinned
+        (own_repo / ENSEMBLE / "config.pbtxt").unlink(missing_ok=True)
 
 
 def test_a_server_without_items_is_not_ready_but_the_gateway_lives(gateway):

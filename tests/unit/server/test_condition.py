@@ -11,12 +11,15 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2
 
+from repository.experiments import end_experiment, start_experiment
+from repository.generations import pin
 from server import keys
 from server.start.ports import find_free_ports
 from server.state import ServerState
-from server.status.condition import ask, describe_network_disk, examine
+from server.status.condition import ask, describe_network_disk, describe_other_pin, examine
 from serving.contract.errors import ServerError
 from serving.contract.tensors import PROBE_USER_ID
+from serving.live.experiment import Experiment
 from tests.repositories import copy_lean_repository
 from tests.tags import draw_tag, run_tagged
 from tests.unit.clients.grpc_double import GrpcDouble
@@ -44,6 +47,21 @@ def test_a_live_store_on_a_network_file_system_is_told(tmp_path, monkeypatch):
     assert describe_network_disk(tmp_path / "absent") == ""
     shutil.rmtree(repo / "observe")
     assert describe_network_disk(repo) == ""
+
+
+def test_another_generation_than_the_pinned_one_is_told(state):
+    """Unless an experiment holds the server where it is."""
+    assert describe_other_pin(state) == ""
+    pin(state.repo, 2)
+    told = describe_other_pin(state)
+    assert "generation 2 is pinned, and generation 1 is served" in told
+    assert f"activate --generation 2 --grpc-port {state.ports.grpc})" in told
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    assert describe_other_pin(state) == ""
+    end_experiment(state.repo, "enough")
+    assert "generation 2 is pinned" in describe_other_pin(state)
+    (state.repo / "recommend" / "config.pbtxt").unlink()
+    assert describe_other_pin(state) == ""
 
 
 class Guarded(GrpcDouble):
