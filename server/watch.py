@@ -43,7 +43,7 @@ from repository.generations import pin
 from repository.registry import SERVER, record_act
 from server import control, processes
 from server.control import end_server, stop_server
-from server.generations.activation import LOAD_TIMEOUT_S, find_pinned_generation, pin_while_starting
+from server.generations.activation import LOAD_TIMEOUT_S, find_pinned_generation, publish_nothing
 from server.generations.challenger_files import ChallengerFiles, end_without_champion
 from server.generations.integrity import ArtifactCheck, find_other_intact, is_intact
 from server.generations.leases import Leases, wait_until_closed
@@ -217,8 +217,9 @@ class Watch:
             options = {"run_dir": self._run_dir, "former": now, "ready_timeout_s": RESTART_TIMEOUT_S}
             server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
             try:
-                with pin_while_starting(state.repo, generation) as is_pinned:
-                    server.start(None if is_pinned else generation)
+                # The pin stays as it is, because it would be lost if this process were killed before it put it back.
+                with publish_nothing(state.repo):
+                    server.start(generation if generation not in (0, find_pinned_generation(state.repo)) else None)
             except (RecommenderError, OSError) as error:
                 if server.process is None or server.process.poll() is not None:
                     say(f"restart failed: {error}")

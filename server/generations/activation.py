@@ -184,39 +184,15 @@ def find_pinned_generation(repo: Path) -> int:
 
 
 @contextlib.contextmanager
-def pin_while_starting(repo: Path, generation: int) -> Iterator[bool]:
-    """Pin a repository to a generation while a server starts, and afterwards to the former one again.
+def publish_nothing(repo: Path) -> Iterator[None]:
+    """Let no other process publish to a repository, while a server starts.
 
-    Yield whether its configs name the generation: False if they name another one and cannot be written.
-
-    So a restarted server serves the same generation as before, whatever was published since. Nothing is published while the
-    server loads. If the repository is pinned to the generation already, the server also starts without the lock.
+    A server also starts where the repository is read-only, or another process keeps the lock for PUBLICATION_TIMEOUT_S.
     """
     with contextlib.ExitStack() as stack:
-        yield generation == 0 or _pin_meanwhile(stack, repo, generation)
-
-
-def _pin_meanwhile(stack: contextlib.ExitStack, repo: Path, generation: int) -> bool:
-    """Pin a repository until `stack` is closed. Return whether its configs name the generation."""
-    is_pinned = generation == find_pinned_generation(repo)
-    try:
-        stack.enter_context(hold_publication_lock(repo, PUBLICATION_TIMEOUT_S) if is_pinned else hold_publication_lock(repo))
-    except ConfigError:  # the repository is read-only
-        return is_pinned
-    except ServerError:  # another process keeps the lock
-        if not is_pinned:
-            raise
-        return True
-    if (before := find_pinned_generation(repo)) != generation:
-        require_published(repo, generation)
-        try:
-            write_pins(repo, generation)
-        except OSError:  # some folders may be read-only, or the disk full
-            with contextlib.suppress(OSError):
-                write_pins(repo, before)
-            return False
-        stack.callback(write_pins, repo, before)
-    return True
+        with contextlib.suppress(ConfigError, ServerError):
+            stack.enter_context(hold_publication_lock(repo, PUBLICATION_TIMEOUT_S))
+        yield
 
 
 def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:

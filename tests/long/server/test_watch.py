@@ -20,6 +20,7 @@ import grpc
 import pytest
 
 from repository.experiments import find_running
+from repository.file_stamps import read_stamp
 from repository.generations import pin
 from repository.lock import LOCK_FILE
 from repository.registry import RECORD_FILE, read_acts
@@ -274,3 +275,16 @@ def test_a_restart_that_waits_serves_the_generation_that_was_chosen_meanwhile(se
         until(lambda: "answers again" in said())
         now = read_saved(state, tmp_path)
         assert (now.generation, find_served_generation(now.grpc_url)) == (2, 2)
+
+
+def test_a_restart_with_another_generation_than_the_pinned_one_leaves_the_pin(serve, tmp_path, said):
+    """If it was changed meanwhile, a power failure would lose it."""
+    repo = make_shop(tmp_path / "shop", generations=2)
+    pin(repo, 2)
+    state, before = serve(repo, 1), [read_stamp(path) for path in repo.glob("*/config.pbtxt")]
+    os.kill(state.pid, signal.SIGKILL)
+    with watched(state, tmp_path):
+        until(lambda: "answers again" in said())
+        now = read_saved(state, tmp_path)
+        assert (now.generation, find_served_generation(now.grpc_url), read_pinned_generation(repo)) == (1, 1, 2)
+    assert [read_stamp(path) for path in repo.glob("*/config.pbtxt")] == before

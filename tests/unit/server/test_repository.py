@@ -13,7 +13,7 @@ from repository.triton.models import check_backends, read_config, read_repositor
 from server import launcher
 from server.control import find_held_generations
 from server.generations import activation
-from server.generations.activation import activate, pin_while_starting
+from server.generations.activation import activate, publish_nothing
 from server.start.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, check_memory, estimate_need, measure_available_bytes
 from server.start.ports import Ports, find_free_ports
 from server.state import ServerState
@@ -255,28 +255,22 @@ def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_pa
         assert find_held_generations(repo, tmp_path) is None  # it does not say
 
 
-@pytest.mark.parametrize("generation", [1, 2])
-def test_nothing_is_published_while_a_server_starts_with_its_generation(repo, generation):
-    toys.publish(repo, 2)
-    write_pins(repo, 1)
-    with pin_while_starting(repo, generation):
-        assert read_pinned_generation(repo) == generation
-        with pytest.raises(ServerError, match="Another publication or move"), hold_publication_lock(repo, timeout_s=0):
-            pass
-    assert read_pinned_generation(repo) == 1
+def test_nothing_is_published_while_a_server_starts(repo):
+    refused = pytest.raises(ServerError, match="Another publication or move")
+    with publish_nothing(repo), refused, hold_publication_lock(repo, timeout_s=0):
+        pass
     with hold_publication_lock(repo, timeout_s=0):
         pass
 
 
-def test_a_server_starts_with_the_pinned_generation_although_the_lock_cannot_be_had(repo, monkeypatch):
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_a_server_starts_although_the_lock_cannot_be_had(repo, monkeypatch, is_writable):
     monkeypatch.setattr(activation, "PUBLICATION_TIMEOUT_S", 0.0)
-    with hold_publication_lock(repo), pin_while_starting(repo, 1):
-        assert read_pinned_generation(repo) == 1
-    (repo / LOCK_FILE).unlink()
-    (repo / LOCK_FILE).mkdir()  # cannot be opened, as in a read-only repository
-    with pin_while_starting(repo, 1) as is_pinned:
-        assert is_pinned
-        assert read_pinned_generation(repo) == 1
-    toys.publish(repo, 2)
-    with pin_while_starting(repo, 2) as is_pinned:
-        assert not is_pinned  # so that the server must be sent the configs
+    with hold_publication_lock(repo):
+        if not is_writable:
+            (repo / LOCK_FILE).unlink()
+            (repo / LOCK_FILE).mkdir()  # cannot be opened, as in a read-only repository
+        started = False
+        with publish_nothing(repo):
+            started = True
+    assert started
