@@ -22,7 +22,7 @@ from server.helpers import gateway
 from server.helpers.live_status import describe_redis_and_kafka
 from server.launcher import READY_TIMEOUT_S, TritonServer
 from server.processes import count_lost_stubs, is_running
-from server.start.environment import MEASURED_DIR, RUN_DIR
+from server.start.environment import MEASURED_DIR, RUN_DIR, describe_unwritable_cache
 from server.start.lock import hold_start_lock
 from server.start.ports import LOOPBACK, Ports, check_free, listens
 from server.state import ServerState, find_unreadable_states, read_known_servers
@@ -195,7 +195,7 @@ def _start(repo: Path, ports: Ports, requested: Settings, timeout_s: float) -> S
     for state in read_known_servers(RUN_DIR):
         if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
             stop_server(state, RUN_DIR)  # its supervisor would start it as well
-    for warning in list_start_warnings(repo):
+    for warning in filter(None, (*list_start_warnings(repo), describe_unwritable_cache())):
         typer.echo(f"WARNING: {warning}.", err=True)
     if damage:
         _start_other_generation(server, generation, damage)

@@ -103,6 +103,25 @@ def build_server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
     return env | {name: str(threads) for name in THREAD_VARIABLES}
 
 
+def describe_unwritable_cache() -> str:
+    """Return a message if models cannot keep their compiled loops (serving/loops/compiled.py); "" otherwise.
+
+    A folder that is read-only on purpose, such as that of an image, holds some.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or home / "numba")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK) or any(folder.iterdir()):
+            return ""
+    except OSError:  # its home cannot be written, for instance
+        pass
+    return (
+        f"compiled loops cannot be kept in {folder}, so every start and restart compiles them again, which takes minutes on a "
+        "small machine. Set NUMBA_CACHE_DIR to a folder that this user can write"
+    )
+
+
 def build_perf_analyzer_env() -> dict[str, str]:
     """Return the environment of tritonclient's perf_analyzer, with CUDA's runtime library from its Python package.
 

@@ -71,3 +71,14 @@ def test_no_libpython(monkeypatch):
     monkeypatch.setattr(environment, "PYTHON_VERSION", "3.99")
     with pytest.raises(ServerError, match=r"need libpython3\.99\.so\.1\.0, which is neither in"):
         environment.find_libpython_directory()
+
+
+@pytest.mark.parametrize("variable", ["NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"])
+def test_a_folder_that_cannot_keep_compiled_loops_is_told(tmp_path, monkeypatch, variable):
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "user"))
+    assert environment.describe_unwritable_cache() == ""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "user"))  # cannot be made, also by root
+    assert f"compiled loops cannot be kept in {tmp_path / 'file' / 'user'}" in environment.describe_unwritable_cache()
