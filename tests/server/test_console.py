@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from export.relayout import relayout
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from server.generations.challenger import load_challenger
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import small_repository
@@ -113,6 +115,17 @@ def test_the_page_loads_and_says_who_answers(page):
     page.open()
     page.wait(lambda: page.text("health") == "ready")
     assert page.lines("list") == []
+
+
+def test_the_page_says_that_a_server_has_not_moved_to_the_pinned_generation(page, served):
+    config = served.server.repo / ENSEMBLE / "config.pbtxt"
+    published = config.read_text()
+    config.write_text(re.sub(r"(model_version|versions): 1\b", r"\1: 2", published))
+    page.open()
+    page.wait(lambda: page.text("health") == "ready, but generation 2 is pinned")
+    config.write_text(published)
+    page.open()
+    page.wait(lambda: page.text("health") == "ready")
 
 
 def test_a_click_changes_the_list_and_says_how_fast(page):
