@@ -87,12 +87,12 @@ def fused_repository() -> Path:
 
 
 def small_repository() -> Path:
-    """Return an export of twelve users and thirty items, with context columns that are always empty."""
+    """Return an export of twelve users and thirty items, item i at price i, with context columns that are always empty."""
 
     def build(folder: Path) -> None:
-        from tests.unit.small_shops import CONTEXT, export, shop
+        from tests.unit.small_shops import CONTEXT, PRICE, export, shop
 
-        export(folder, shop(folder / "data", users=12, items=30, events=60, more=CONTEXT))
+        export(folder, shop(folder / "data", users=12, items=30, events=60, more=PRICE + CONTEXT))
 
     return shared_folder("small", build) / "repository"
 

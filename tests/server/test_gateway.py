@@ -194,7 +194,7 @@ def list_answers(served: Served, users: range) -> dict[tuple[int, int], list[int
 
 def test_unknown_propensities_are_numbers_that_json_knows(served):
     """Exploration below a cap moves items up, depending on what was drawn."""
-    apply_rules(served.server.repo, {"exploration": {"slots": 2, "pool": 5}, "max_per_category": 15})
+    apply_rules(served.server.repo, {"exploration": {"slots": 2, "pool": 5}, "price_cap": 25.0})
     user = {"name": "user_id", "datatype": "INT64", "shape": [1, 1], "data": [USER]}
     answer = httpx.post(f"http://{served.server.http_url}/v2/models/recommend/infer", json={"inputs": [user]})
     outputs = {output["name"]: output["data"] for output in answer.json()["outputs"]}
