@@ -24,7 +24,7 @@ from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import Call, ModelDescription, Tls
 
 SCHEMES = ("grpc", "grpcs", "http", "https")
-# What gRPC takes, and HTTP too. gRPC takes names that end in -bin only with values of bytes.
+# Both gRPC and HTTP accept these. A name that ends in -bin is left out: gRPC takes it only with a value of bytes.
 HEADER_NAME = re.compile(r"[0-9A-Za-z_.-]+(?<!-bin)", re.ASCII | re.IGNORECASE)
 HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
