@@ -5,6 +5,8 @@ ARG CPU=recommender:cpu
 
 FROM ${CPU} AS packages
 USER 0
+# g++: NVTabular has no wheel
+RUN apt-get update && apt-get install -y --no-install-recommends g++
 COPY requirements/export.txt requirements/hashes.txt /tmp/requirements/
 # torch's own index, for its CPU build: the wheel of PyPI brings CUDA. It is the one package without a hash, so it is installed apart
 RUN export VIRTUAL_ENV=/opt/recommender/.venv && cd /tmp/requirements \

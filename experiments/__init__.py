@@ -1,1 +1,2 @@
 import clients  # noqa: F401  so that triton_recommender is found where nothing was installed
+import serving  # noqa: F401  so that ONNX Runtime is told before its import that it must not report
