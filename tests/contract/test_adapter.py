@@ -373,9 +373,11 @@ def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
     assert pb.MetricFamily.metrics["recommender_late_total/preprocess"].value == 3
 
 
-def test_after_one_slow_call_requests_are_not_refused_for_ever():
-    """Such as a call that was paused for a minute: nothing but the refused requests would tell that calls are fast again."""
+def test_after_slow_calls_requests_are_not_refused_for_ever():
+    """A single one, as after a start, refuses none. After more, only refused requests can tell that calls are fast again."""
     check = DeadlineCheck("preprocess")
+    check.count(60.0)
+    assert not check.refuse_late([with_deadline(1, 250, 250)])
     check.count(60.0)
     assert check.refuse_late([with_deadline(1, 250, 250)])
     for _ in range(60):

@@ -18,6 +18,7 @@ DEADLINE, BUDGET = "deadline_unix_ms", "budget_ms"
 SHARE = 0.125  # of the budget, for every later stage
 LATE = "cannot be answered in time"  # clients recognise an overloaded server by these words
 WEIGHT = 0.1  # of the latest call in the mean of a stage's duration
+SLOW = 10  # times the mean: a call that took longer counts only if the one before it did too
 
 
 class DeadlineCheck:
@@ -26,10 +27,14 @@ class DeadlineCheck:
     def __init__(self, last_stage: str) -> None:
         self._reserve = SHARE * (len(STAGES) - 1 - STAGES.index(last_stage))
         self._call_ms = 0.0
+        self._was_slow = False
 
     def count(self, seconds: float) -> None:
-        """Add the duration of a call to the mean."""
-        self._call_ms += WEIGHT * (1_000 * seconds - self._call_ms)
+        """Add the duration of a call to the mean, unless it alone was slow: it may have waited for a compilation or a disk."""
+        is_slow = 1_000 * seconds > SLOW * self._call_ms
+        if self._was_slow or not is_slow:
+            self._call_ms += WEIGHT * (1_000 * seconds - self._call_ms)
+        self._was_slow = is_slow
 
     def refuse_late(self, requests: list[Any]) -> dict[int, str]:
         """Return a message for each request that is refused, by its index."""
@@ -44,7 +49,7 @@ class DeadlineCheck:
                     f"The request {LATE}: {left_ms:.0f} of {budget_ms:.0f} ms are left. "
                     "Allow more time, send less, or add servers."
                 )
-        if refused and len(refused) == len(requests):  # no call will correct the mean, which one slow call may have raised
+        if refused and len(refused) == len(requests):  # no call will correct the mean, which slow calls have raised
             self._call_ms *= 1 - WEIGHT
         return refused
 
