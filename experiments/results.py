@@ -9,6 +9,7 @@ are those of its last run. In README.md and docs/models.md, the text between the
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from experiments.harness import NOT_MEASURED, RESULTS, Record, Result
@@ -87,15 +88,38 @@ def write_page(results: dict[str, Result]) -> str:
 
 
 def describe_result(result: Result) -> str:
+    """Return a section: figures that are named "subject: measure" in a table of both, the others one by one."""
+    named = {tuple(record.figure.split(": ", 1)): record for record in result.figures if ": " in record.figure}
+    n_subjects = len({subject for subject, _ in named})
+    often = {measure for measure, count in Counter(measure for _, measure in named).items() if 1 < count >= n_subjects / 2}
+    grid = {key: record for key, record in named.items() if key[1] in often}
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*grid, strict=True)) if grid else ([], [])
+    if len(columns) > len(rows):
+        rows, columns, grid = columns, rows, {(measure, subject): record for (subject, measure), record in grid.items()}
     lines = [f"### {result.title}\n", f"`{result.command}`; {result.conditions}.\n"]
-    lines += ["| figure | value | low to high | bound | |", "|---|---|---|---|---|"]
-    for record in result.figures:
-        low_high = (
-            "" if record.low is None or record.high is None else f"{format_number(record.low)} to {format_number(record.high)}"
-        )
-        cells = (record.figure, format_value(record), low_high, record.bound, format_verdict(record))
+    if grid:
+        lines += [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+        lines += [f"| {row} | {' | '.join(format_cell(grid.get((row, column))) for column in columns)} |" for row in rows]
+    if others := [record for record in result.figures if record not in grid.values()]:
+        lines += [""] * bool(grid) + ["| figure | value | low to high | bound | |", "|---|---|---|---|---|"]
+    for record in others:
+        cells = (record.figure, format_value(record), format_spread(record), record.bound, format_verdict(record))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def format_cell(record: Record | None) -> str:
+    """Return a figure, its spread and its bound in one cell, empty for a figure that does not exist."""
+    if record is None:
+        return ""
+    spread = f" ({format_spread(record)})" if record.low is not None else ""
+    return format_value(record) + spread + (f", {format_verdict(record)}: {record.bound}" if record.bound else "")
+
+
+def format_spread(record: Record) -> str:
+    if record.low is None or record.high is None:
+        return ""
+    return f"{format_number(record.low)} to {format_number(record.high)}"
 
 
 def format_value(record: Record) -> str:

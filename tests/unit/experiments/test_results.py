@@ -52,6 +52,30 @@ def test_a_models_costs_are_those_where_it_costs_most():
     assert table.splitlines()[2:] == ["| `graph` | 30 µs | 130 µs | 300 µs | 0.25 | b:c |"]
 
 
+def test_figures_of_one_measure_stand_beside_each_other_and_none_is_left_out():
+    figures = [
+        Figure(name="one client: p99", values=[1.0, 2.0, 6.0], unit="ms", at_most=3.0),
+        Figure(name="one client: errors", values=[2.0]),
+        Figure(name="eight clients: p99", values=[4.0], unit="ms", at_most=3.0),
+        Figure(name="all: lost", values=[0.0]),
+        Figure(name="eight over one", values=[2.0]),
+    ]
+    records = [figure.to_record() for figure in figures]
+    section = describe_result(Result(name="new", title="New", command="run", conditions="none", figures=records))
+    assert section.splitlines()[4:] == [
+        "| | p99 |",
+        "|---|---|",
+        "| one client | 2 ms (1 to 6), met: at most 3 |",
+        "| eight clients | 4 ms, **missed**: at most 3 |",
+        "",
+        "| figure | value | low to high | bound | |",
+        "|---|---|---|---|---|",
+        "| one client: errors | 2 |  |  |  |",
+        "| all: lost | 0 |  |  |  |",
+        "| eight over one | 2 |  |  |  |",
+    ]
+
+
 def test_goodput_under_overload_is_held_to_one_bound():
     """Over REST and over gRPC, with a deadline and without: a failure is nowhere shown as a mere number."""
     bounds = {record.figure: record.at_least for record in read_results()["overload"].figures if "goodput" in record.figure}
