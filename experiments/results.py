@@ -31,7 +31,6 @@ SECTIONS = {  # title -> prefixes of the names of its results
         "simulated-shop",
         "broken-challengers",
         "guard",
-        "interleaving",
         "two-generations",
         "off-policy",
         "drift",
