@@ -193,9 +193,9 @@ def judge_halves(log: pd.DataFrame, policy: np.ndarray, on_policy: pd.DataFrame)
     return holding, equal
 
 
-def to_figures(name: str, estimate: Estimate) -> list[Figure]:
-    ends = {"estimate": estimate.value, "interval, low": estimate.low, "interval, high": estimate.high}
-    return [Figure(name=f"{name}, {end}", values=[100 * value], unit="%") for end, value in ends.items()]
+def to_figure(name: str, estimate: Estimate) -> Figure:
+    """Return an estimate with the ends of its interval."""
+    return Figure(name=name, values=[100 * end for end in (estimate.low, estimate.value, estimate.high)], unit="%")
 
 
 def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
@@ -210,25 +210,25 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
         slates, slate_arrays = estimate_slates(log, policy)
         holding, equal = judge_halves(log, policy, on_policy)
         rate, effective = 100 * float(on_policy["click"].mean()), estimates["IPS"].effective_samples
-        figures.append(Figure(name=f"{judged}: click rate as it was", values=[rate], unit="%"))
-        figures.append(Figure(name=f"{judged}: effective decisions in the other log", values=[effective]))
+        figures.append(Figure(name=f"{judged}, click rate as it was", values=[rate], unit="%"))
+        figures.append(Figure(name=f"{judged}, effective decisions in the other log", values=[effective]))
         for name, estimate in estimates.items():
-            figures += to_figures(f"{judged}: {name}", estimate)
+            figures.append(to_figure(f"{judged}, {name}: estimate", estimate))
             for question, verdicts in (
-                ("whose interval holds that rate", holding),
+                ("whose interval holds the truth", holding),
                 ("that agree with half of the other log", equal),
             ):
-                held = f"{judged}: {name}, seeds of {SEEDS} {question}"
+                held = f"{judged}, {name}: seeds of {SEEDS} {question}"
                 figures.append(Figure(name=held, values=[sum(verdicts[name])], at_least=LEAST_HOLDING))
         clicks = [100 * sum_position_rates(on_policy)]
-        figures.append(Figure(name=f"{judged}: slates, clicks of {positions} positions as they were", values=clicks, unit="%"))
+        figures.append(Figure(name=f"{judged}, slates, clicks of {positions} positions as they were", values=clicks, unit="%"))
         for name in SLATES:
             if name in slates:
-                figures += to_figures(f"{judged}: {name}", slates[name])
-            figures.append(Figure(name=f"{judged}: {name}, seeds of {SEEDS} with an estimate", values=[len(holding[name])]))
-            held = f"{judged}: {name}, seeds of {SEEDS} whose interval holds those clicks"
+                figures.append(to_figure(f"{judged}, {name}: estimate", slates[name]))
+            figures.append(Figure(name=f"{judged}, {name}: seeds of {SEEDS} with an estimate", values=[len(holding[name])]))
+            held = f"{judged}, {name}: seeds of {SEEDS} whose interval holds the truth"
             figures.append(Figure(name=held, values=[sum(holding[name])], at_least=LEAST_HOLDING))
-            wrong = f"{judged}: {name}, seeds of {SEEDS} whose interval does not"
+            wrong = f"{judged}, {name}: seeds of {SEEDS} whose interval does not"
             figures.append(Figure(name=wrong, values=[len(holding[name]) - sum(holding[name])], at_most=MOST_WRONG))
         if compare_with_obp:
             others, more_arrays = estimate_other_slates(log, policy)
@@ -237,7 +237,7 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
             for name, estimate in (estimates | slates | others).items():
                 differences[name].append(abs(theirs[name] - estimate.value))
     for name, found in differences.items():
-        difference = f"{name}: largest difference from obp, of {len(found)} logs"
+        difference = f"{name}, largest difference from obp, of {len(found)} logs"
         figures.append(Figure(name=difference, values=[max(found)], at_most=MOST_DIFFERENCE))
     return figures
 

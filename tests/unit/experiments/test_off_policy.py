@@ -36,8 +36,8 @@ def test_estimates_of_slates_have_the_bound_of_single_decisions(tmp_path):
     bounded = {name: figure for name, figure in figures.items() if "whose interval holds" in name}
     assert all(figure.at_least == 9 for figure in bounded.values())
     for kind in ("standard", "independent", "cascade"):
-        names = [f"{judged}: slates, {kind}, seeds of 10 whose interval holds those clicks" for judged in SHOWN]
+        names = [f"{judged}, slates, {kind}: seeds of 10 whose interval holds the truth" for judged in SHOWN]
         assert bounded.keys() >= set(names)
-    refused = bounded["random: slates, standard, seeds of 10 whose interval holds those clicks"]
+    refused = bounded["random, slates, standard: seeds of 10 whose interval holds the truth"]
     assert (refused.median, refused.met) == (0, False)
-    assert figures["random: slates, standard, seeds of 10 whose interval does not"].met  # a refusal is no wrong interval
+    assert figures["random, slates, standard: seeds of 10 whose interval does not"].met  # a refusal is no wrong interval
