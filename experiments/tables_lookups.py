@@ -60,7 +60,7 @@ def measure_hits(
             resident = find_resident_keys(tables, rows)
             for batch in batches:
                 requests = resident[draw_zipf_keys(len(resident), exponent, (max(4, keys // batch), batch), rng)]
-                figures.append(make_hit_figure(f"hits: {kind}, {batch:,} keys", plain, tables, requests))
+                figures.append(make_hit_figure(f"{kind}: {batch:,} keys", plain, tables, requests))
     return figures
 
 
