@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import models_json_schema
 
-from gateway.events.shapes import SHAPES, ChangeBody, Int64
+from gateway.events.shapes import BODIES, SHAPES, ChangeBody, Int64
 from serving.live.experiment import Mode, State
 
 Id = Int64 | str
@@ -275,7 +276,10 @@ def _describe_json_body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-_EVENT = {"anyOf": [shape.model_json_schema() for shape in SHAPES]}
+_REFERENCE = "#/components/schemas/{model}"
+_, _described = models_json_schema([(shape, "validation") for shape in BODIES], ref_template=_REFERENCE)
+BODY_SCHEMAS: dict[str, Any] = _described["$defs"]  # by name, for components/schemas of /openapi.json
+_EVENT = {"anyOf": [{"$ref": _REFERENCE.format(model=shape.__name__)} for shape in SHAPES]}
 EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
 Responses = dict[int | str, dict[str, Any]]
 FAILURES: Responses = {
@@ -293,7 +297,7 @@ EVENT_FAILURES: Responses = FAILURES | {
     503: {"model": NotRecorded, "description": "No server confirmed the event: send it again with its id"},
 }
 COLUMNS_BODY = _describe_json_body({"type": "object"})
-CHANGES_BODY = _describe_json_body({"type": "array", "items": ChangeBody.model_json_schema()})
+CHANGES_BODY = _describe_json_body({"type": "array", "items": {"$ref": _REFERENCE.format(model=ChangeBody.__name__)}})
 CHANGE_FAILURES: Responses = FAILURES | {
     207: {"model": ChangeResults, "description": "The changes have different outcomes"},
     400: {"model": Failure | ChangeResults, "description": "The list or all its changes are malformed"},

@@ -141,9 +141,6 @@ class MetarankField(BaseModel):
     value: Value
 
 
-INLINE = WithJsonSchema({"type": "object", "required": ["name", "value"]})  # a body's schema has no place for $defs
-
-
 class MetarankEvent(BaseModel):
     """An interaction of Metarank. If it has both a user and a session, the session is ignored.
 
@@ -161,7 +158,7 @@ class MetarankEvent(BaseModel):
     session: str | None = None
     id: str | None = None
     ranking: str | None = None
-    fields: list[Annotated[MetarankField, INLINE]] = Field(default_factory=list)
+    fields: list[MetarankField] = Field(default_factory=list)
 
     def convert(self) -> EventBody:
         """Return the event in this gateway's shape. Raises ValidationError."""
@@ -207,13 +204,13 @@ class ChangeBody(BaseModel):
 
 
 SHAPES: tuple[type[BaseModel], ...] = (EventBody, MetarankEvent, GorseFeedback)
+BODIES: tuple[type[BaseModel], ...] = (*SHAPES, ChangeBody)
 
 
 def explain_refusal(error: ValidationError) -> str:
     """Return the first fault of an event or a change as a message. error: from `read_event` or of a ChangeBody"""
     fault = error.errors()[0]
-    shapes: tuple[type[BaseModel], ...] = (*SHAPES, ChangeBody)
-    fields = {shape.__name__: shape.model_fields for shape in shapes}
+    fields = {shape.__name__: shape.model_fields for shape in BODIES}
     whole = "change" if error.title == ChangeBody.__name__ else "event"
     place = fault["loc"] or ([] if fault["type"] == "value_error" else [whole])
     return describe_fault(fault, place, fields.get(error.title, EventBody.model_fields))
