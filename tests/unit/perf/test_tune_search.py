@@ -77,15 +77,10 @@ def test_an_objective_that_the_current_settings_break_too_does_not_forbid_a_win(
     assert is_surely_better(trial, SLO, "peak_rate")
 
 
-def test_one_turn_that_disagrees_forbids_a_win():
-    own = ({"peak_rate": 2.0, "p99_ms": 1.0},) * FINAL_TURNS + ({"peak_rate": 0.9, "p99_ms": 1.0},)
-    trial = Trial({"x": 1}, own, ({"peak_rate": 1.0, "p99_ms": 1.0},) * len(own))
-    assert not is_surely_better(trial, SLO, "peak_rate")
-
-
-def test_too_few_turns_forbid_a_win():
-    trial = Trial({"x": 1}, ({"peak_rate": 2.0, "p99_ms": 1.0},), ({"peak_rate": 1.0, "p99_ms": 1.0},))
-    assert not is_surely_better(trial, SLO, "peak_rate")
+@pytest.mark.parametrize("rates", [[2.0] * FINAL_TURNS + [0.9], [2.0]])
+def test_one_turn_that_disagrees_and_too_few_turns_forbid_a_win(rates):
+    own = tuple({"peak_rate": rate, "p99_ms": 1.0} for rate in rates)
+    assert not is_surely_better(Trial({"x": 1}, own, ({"peak_rate": 1.0, "p99_ms": 1.0},) * len(own)), SLO, "peak_rate")
 
 
 @pytest.mark.parametrize("goal", ["peak_rate", "p99_ms"])

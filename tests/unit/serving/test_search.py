@@ -234,16 +234,12 @@ def test_neighbours_come_back_from_disk(tmp_path):
     np.testing.assert_array_equal(Neighbours.load(tmp_path).weights, neighbours.weights)
 
 
-def test_neighbours_of_different_shapes_are_refused(tmp_path):
+@pytest.mark.parametrize("wrong", [-1, N_ITEMS + 1])
+def test_neighbours_of_different_shapes_and_outside_of_the_catalogue_are_refused(wrong, tmp_path):
     _, neighbours, _ = random_catalogue()
     Neighbours(neighbours.positions, neighbours.weights[:, :2]).save(tmp_path)
     with pytest.raises(ArtifactError, match="expected equal shapes"):
         Neighbours.load(tmp_path)
-
-
-@pytest.mark.parametrize("wrong", [-1, N_ITEMS + 1])
-def test_neighbours_outside_of_the_catalogue_are_refused(wrong, tmp_path):
-    _, neighbours, _ = random_catalogue()
     neighbours.positions[7, 2] = wrong
     neighbours.save(tmp_path)
     with pytest.raises(ArtifactError, match="expected 0 to 300"):
