@@ -54,14 +54,18 @@ class Figure(BaseModel, frozen=True):
         return below and (self.at_least is None or self.median >= self.at_least)
 
     def to_record(self) -> Record:
-        low_high = {"low": _round(min(self.values)), "high": _round(max(self.values))} if len(self.values) > 1 else {}
+        low, high = (_round(end(self.values)) if self.values else None for end in (min, max))
+        low_high = {"low": low, "high": high} if low != high else {}
         bounds = {"at_most": self.at_most, "at_least": self.at_least}
         value = _round(self.median) if self.values else None
         return Record(figure=self.name, value=value, unit=self.unit, **low_high, **bounds)
 
 
 class Record(BaseModel, frozen=True):
-    """One figure as a result file keeps it: the median of the rounds, the lowest and the highest. value None: not measured"""
+    """One figure as a result file keeps it: the median of the rounds, and the lowest and the highest where they differ.
+
+    value None: not measured
+    """
 
     figure: str
     value: float | None = None
