@@ -227,7 +227,7 @@ def make_figures(by_size: Mapping[int, dict[str, list[float]]], bounds: Mapping[
         shares = np.divide(one, medians[1][stage]).tolist()
         figures.append(Figure(name=f"{name}: one request", values=one, unit="µs", at_most=bound.one_us))
         figures.append(Figure(name=f"{name}: {BATCH} requests", values=batch, unit="µs", at_most=bound.batch_us))
-        figures.append(Figure(name=f"{name}: one request over that of {stage}", values=shares))
+        figures.append(Figure(name=f"{name}: one request over its stage", values=shares))
     for name in sorted(stages):
         for size, text in ((1, "one request"), (BATCH, f"{BATCH} requests")):
             figures.append(Figure(name=f"stage {name}: {text}", values=medians[size][name], unit="µs"))

@@ -42,7 +42,7 @@ def test_a_models_costs_are_those_where_it_costs_most():
         figures = [
             Figure(name="graph: one request", values=[one_us], unit="µs", at_most=130.0),
             Figure(name="graph: 16 requests", values=[10 * one_us], unit="µs", at_most=1_650.0),
-            Figure(name="graph: one request over that of retrieve", values=[0.25]),
+            Figure(name="graph: one request over its stage", values=[0.25]),
             Figure(name="stage retrieve: one request", values=[4 * one_us], unit="µs"),
         ]
         records = [figure.to_record() for figure in figures]
