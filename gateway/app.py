@@ -65,11 +65,12 @@ SessionId = Annotated[str, PathParameter(min_length=1, max_length=MOST_SESSION_C
 
 
 class Described(FastAPI):
-    """FastAPI whose /openapi.json has the shapes of bodies, and says that calls may carry a bearer token."""
+    """FastAPI whose /openapi.json has the shapes of bodies and failures, and says that calls may carry a bearer token."""
 
     def openapi(self) -> dict[str, Any]:
         described = super().openapi()
         described["components"]["schemas"] |= schema.BODY_SCHEMAS
+        described["components"]["responses"] = schema.FAILURE_RESPONSES
         described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         described["security"] = [{}, {"token": []}]
         return described

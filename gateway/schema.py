@@ -282,14 +282,19 @@ BODY_SCHEMAS: dict[str, Any] = _described["$defs"]  # by name, for components/sc
 _EVENT = {"anyOf": [{"$ref": _REFERENCE.format(model=shape.__name__)} for shape in SHAPES]}
 EVENTS_BODY = _describe_json_body({"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]})
 Responses = dict[int | str, dict[str, Any]]
-FAILURES: Responses = {
-    400: {"model": Failure, "description": "The request is malformed"},
-    401: {"model": Failure, "description": "There is no valid token"},
-    429: {"model": Failure, "description": "The caller sends too many requests: try again as Retry-After says"},
-    502: {"model": Failure, "description": "The server failed on the request"},
-    503: {"model": Failure, "description": "No server answers, or too many requests wait: try again as Retry-After says"},
-    "default": {"model": Failure, "description": "HTTP refuses the request, or the gateway failed on it"},
+_FAILURES: dict[int | str, str] = {
+    400: "The request is malformed",
+    401: "There is no valid token",
+    429: "The caller sends too many requests: try again as Retry-After says",
+    502: "The server failed on the request",
+    503: "No server answers, or too many requests wait: try again as Retry-After says",
+    "default": "HTTP refuses the request, or the gateway failed on it",
 }
+FAILURES: Responses = {
+    status: {"$ref": f"#/components/responses/{status}", "description": said} for status, said in _FAILURES.items()
+}
+_FAILURE = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=Failure.__name__)}}}
+FAILURE_RESPONSES = {str(status): {"content": _FAILURE, "description": said} for status, said in _FAILURES.items()}
 EVENT_FAILURES: Responses = FAILURES | {
     207: {"model": Results, "description": "The events of a list have different outcomes"},
     400: {"model": NotRecorded, "description": "The event is malformed"},

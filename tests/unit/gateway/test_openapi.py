@@ -29,7 +29,10 @@ def test_the_page_in_the_documentation_is_current(described):
 def find_schema(described: dict[str, Any], method: str, path: str, status: int) -> str:
     """Return the name of the schema of an answer, as a generated client chooses it."""
     responses = described["paths"][path][method]["responses"]
-    stated = responses.get(str(status), responses.get("default"))["content"]["application/json"]["schema"]
+    stated = responses.get(str(status), responses.get("default"))
+    if "$ref" in stated:
+        stated = described["components"]["responses"][stated["$ref"].removeprefix("#/components/responses/")]
+    stated = stated["content"]["application/json"]["schema"]
     names = [part["$ref"].rpartition("/")[2] for part in stated.get("anyOf", [stated])]
     return " | ".join(names)
 
