@@ -84,7 +84,7 @@ def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds
         case "large":
             from experiments.tables_large import measure_large
 
-            with tempfile.TemporaryDirectory(prefix="bench-large-") as scratch, progress(4 + rounds) as step:
+            with tempfile.TemporaryDirectory(prefix="bench-large-") as scratch, progress(3 + rounds) as step:
                 return measure_large(repo, folder, Path(scratch), rows, rng, zipf, seconds, rounds, step)
         case _:
             from experiments.tables_updates import measure_updates

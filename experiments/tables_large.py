@@ -1,8 +1,8 @@
 """Measure `recommend` over a table far larger than its RAM, against a server with all rows in RAM.
 
-Three servers serve the repository with the large table in its rank stage (tables_large_model.py). One has all rows in RAM. Two
-have a tenth of them: one waits for the rows that it lacks, and one answers without them. The candidates of every request have
-keys drawn by Zipf's law; all else is the repository's own.
+Two servers serve the repository with the large table in its rank stage (tables_large_model.py). One has all rows in RAM, the
+other a tenth of them: it waits for the rows that it lacks, so that answers are exact. The candidates of every request have keys
+drawn by Zipf's law; all else is the repository's own.
 
 The servers take turns, under two loads: one client, and open-loop arrivals at half of the peak of the server that waits. Under
 the second load all get the same requests at the same instants. Each server goes through one sequence of keys at its own pace,
@@ -79,11 +79,9 @@ class Side:
         return answers
 
     def read_ram_share(self, rows: int) -> float:
-        """Return memory over the large table's bytes: L1 and RocksDB of every instance, and L2, which they share."""
-        level_bytes: dict[str, list[int]] = {"l1": [], "l2": []}
-        for level, instance_bytes in self.read_metric(BYTES_HELD, "level"):
-            level_bytes[level].append(int(instance_bytes))
-        return compute_ram_share(rows, sum(level_bytes["l1"]), max(level_bytes["l2"]), processes=len(level_bytes["l2"]))
+        """Return memory over the large table's bytes: RocksDB of every instance, and L2, which they share."""
+        l2_bytes = [int(held) for level, held in self.read_metric(BYTES_HELD, "level") if level == "l2"]
+        return compute_ram_share(rows, max(l2_bytes), processes=len(l2_bytes))
 
     def read_metric(self, name: str, label: str) -> list[tuple[str, float]]:
         """Return the label and the value of each sample of the large table. Raises ServerError where there is none."""
@@ -134,14 +132,14 @@ def measure_large(
         for side in sides:  # all servers, so that all are equally warm
             with side.turns.turn():
                 peaks[side.case] = measure_peak(side.bench)
-        rate, waits = LOAD_SHARE * peaks[WAITS], next(side for side in sides if side.case == WAITS)
-        before = [side.read_answers() for side in sides]
+        in_ram, waits = sides
+        rate, before = LOAD_SHARE * peaks[WAITS], waits.read_answers()
         for number in range(rounds):
             step(f"round {number + 1}")
             requests = draw_requests(waits.bench, rate, seconds)
             for side in sides if number % 2 == 0 else sides[::-1]:
                 side.measure_round(requests)
-        return [f for side, then in zip(sides[1:], before[1:], strict=True) for f in make_figures(side, then, sides[0], rows)]
+        return make_figures(waits, before, in_ram, rows)
 
 
 def read_candidate_count(repo: Path) -> int:
@@ -167,8 +165,7 @@ def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, cas
     for table in published.tables:
         (links / f"{table.name}.npy").symlink_to(Path(published.source, f"{table.name}.npy").resolve())
     (links / f"{TABLE}.npy").symlink_to(Path(source, f"{TABLE}.npy").resolve())
-    threshold, levels = choose_levels(rows)[case]
-    large = make_settings(rows, source, threshold, **levels)
+    large = make_settings(rows, source, l2_rows=choose_levels(rows)[case])
     others = tuple(replace(table, l1_rows=0, l2_rows=table.rows) for table in published.tables if table.name != LARGE)
     arena = f"bench-large-{os.getpid()}-{scratch.name}"
     (folder / "large").mkdir()
@@ -204,19 +201,18 @@ def compute_p99_ms(outcome: Outcome) -> float:
 
 
 def make_figures(side: Side, before: Counter[str], all_in_ram: Side, rows: int) -> list[Figure]:
-    """Return a case's figures. The bounds apply to the case that waits for misses, whose answers are exact."""
+    """Return the figures of the server that waits for misses. before: its answers before the rounds"""
     after = side.read_answers()
     if after.total() > KEYS * read_candidate_count(side.bench.site.repo):
         raise ServerError(f"{side.case}: {after.total():,.0f} rows were looked up, more than were drawn. Raise KEYS.")
     answers = {answer: count - before[answer] for answer, count in after.items()}
     memory_share = (answers["l1"] + answers["l2"]) / sum(answers.values())
-    exact, name = side.case == WAITS, f"large: {side.case}"
-    least, most = FROM_MEMORY if exact else (None, None)
+    name, (least, most) = f"large: {side.case}", FROM_MEMORY
     ratios = [
         Figure(
             name=f"{name}, p99 of recommend over all in RAM, {load}",
             values=np.divide(ms, all_in_ram.p99_ms[load]).tolist(),
-            at_most=MOST_OF_ALL_IN_RAM if exact else None,
+            at_most=MOST_OF_ALL_IN_RAM,
         )
         for load, ms in side.p99_ms.items()
     ]

@@ -19,7 +19,7 @@ from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
-from serving.tables.store.table import make_l1_sections, make_l2_sections
+from serving.tables.store.table import make_l2_sections
 
 TABLE = "items"
 WIDTH = 16
@@ -32,29 +32,21 @@ MIN_ROWS = 5_000_000  # RocksDB alone takes half of a tenth of these
 WAITS = "10 % in RAM, waits for misses"  # answers are exact
 
 
-def choose_levels(rows: int) -> dict[str, tuple[float, dict[str, int]]]:
-    """Return the hit-rate threshold and the levels of each case. Raises ConfigError for a table that is too small.
-
-    A threshold that lets rows come late applies to L1, which therefore gets all the memory.
-    """
-    return {
-        "all in RAM": (1.1, {"l2_rows": rows}),
-        WAITS: (1.1, fit_in_share(rows, l1_share=0.0)),
-        "10 % in RAM, threshold 0.7": (0.7, fit_in_share(rows, l1_share=1.0)),
-    }
+def choose_levels(rows: int) -> dict[str, int]:
+    """Return the rows that shared memory holds in each case. Raises ConfigError for a table that is too small."""
+    return {"all in RAM": rows, WAITS: fit_in_share(rows)}
 
 
-def fit_in_share(rows: int, l1_share: float) -> dict[str, int]:
-    """Return l1_rows and l2_rows that take RAM_SHARE of the rows' bytes in one process, `l1_share` of them in L1.
+def fit_in_share(rows: int) -> int:
+    """Return how many rows of a table take RAM_SHARE of the bytes of all, with what RocksDB keeps in one process.
 
     Raises ConfigError for a table so small that RocksDB alone takes as much.
     """
     budget_bytes = RAM_SHARE * rows * ROW_BYTES - count_rocksdb_bytes(rows)
     cached = int(budget_bytes / ROW_BYTES)
     while cached > 0:
-        table = TableConfig(TABLE, rows, WIDTH, l1_rows=int(l1_share * cached), l2_rows=int((1 - l1_share) * cached))
-        if count_levels_bytes(table) <= budget_bytes:
-            return {"l1_rows": table.l1_rows, "l2_rows": table.l2_rows}
+        if make_l2_sections(TableConfig(TABLE, rows, WIDTH, l2_rows=cached)).nbytes <= budget_bytes:
+            return cached
         cached = int(cached * 0.99)
     raise ConfigError(
         f"{RAM_SHARE:.0%} of {rows:,} rows x {WIDTH} are {RAM_SHARE * rows * ROW_BYTES / 1e6:.1f} MB; RocksDB's index, "
@@ -67,13 +59,9 @@ def count_rocksdb_bytes(rows: int) -> int:
     return estimate_reader_bytes(rows, WIDTH) + BLOCK_CACHE_BYTES
 
 
-def count_levels_bytes(table: TableConfig) -> int:
-    return (make_l1_sections(table).nbytes if table.l1_rows else 0) + (make_l2_sections(table).nbytes if table.l2_rows else 0)
-
-
-def compute_ram_share(rows: int, l1_bytes: int, l2_bytes: int, processes: int = 1) -> float:
-    """Return the memory of a table over the bytes of its rows, float32 [rows, 16]. l1_bytes: of all processes together."""
-    return (l1_bytes + l2_bytes + processes * count_rocksdb_bytes(rows)) / (rows * ROW_BYTES)
+def compute_ram_share(rows: int, l2_bytes: int, processes: int = 1) -> float:
+    """Return the memory of a table over the bytes of its rows, float32 [rows, 16]."""
+    return (l2_bytes + processes * count_rocksdb_bytes(rows)) / (rows * ROW_BYTES)
 
 
 def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
@@ -90,13 +78,13 @@ def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
     return str(folder)
 
 
-def make_settings(rows: int, source: str, threshold: float = 1.1, **table) -> LevelsConfig:
+def make_settings(rows: int, source: str, **table) -> LevelsConfig:
     """Return the settings of one table over RocksDB, read past the page cache. table: further settings of it."""
     return LevelsConfig(
         "bench",
         (TableConfig(TABLE, rows, WIDTH, **table),),
         f"bench-{os.getpid()}",
-        hit_rate_threshold=threshold,
+        hit_rate_threshold=1.1,
         source=source,
         rocksdb=RocksConfig(f"{source}/rocksdb", direct_reads=True),
     )

@@ -269,9 +269,7 @@ def smoke_tables_large(context: Context) -> list[Figure]:
     verify_manifest(folder)
     assert (folder / "model.py").read_text() == tables_large.MODEL.read_text()
     return [
-        Figure(
-            name="share of RAM", values=[tables_workload.compute_ram_share(5_000_000, 0, 0)], at_most=tables_workload.RAM_SHARE
-        )
+        Figure(name="share of RAM", values=[tables_workload.compute_ram_share(5_000_000, 0)], at_most=tables_workload.RAM_SHARE)
     ]
 
 
