@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
-from experiments.prequential import Gains, answer_frozen_and_live, find_split_row, resample_ratio, take_exported_part
+from experiments.prequential import MOST, Gains, answer_frozen_and_live, find_split_row, resample_ratio, take_exported_part
 from export.build import build_repository
 from export.continuous.prequential import choose_questions, compute_gains, find_ranks
 from export.settings import Settings
@@ -86,7 +85,6 @@ def make_figures(gains: Mapping[str, Mapping[str, Gains]]) -> list[Figure]:
 
 def main(
     data: DataSets = DATA,
-    most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure frozen and live quality with five sets of aggregations. Some minutes per set and data set."""
@@ -97,10 +95,10 @@ def main(
         for number, (set_name, declared) in enumerate(sets.items()):
             repository = WORK / f"{name}-{number}"  # each set has other tensors
             build_repository(take_exported_part(declared), repository, Settings(), Console(stderr=True))
-            gains[set_name] = measure(declared, repository, most)
+            gains[set_name] = measure(declared, repository, MOST)
         command = f"python -m experiments.aggregations --data {source}"
         conditions = (
-            f"the last 20 % of the log, at most {most:,} questions, otherwise default settings, in process; "
+            f"the last 20 % of the log, at most {MOST:,} questions, otherwise default settings, in process; "
             "the ends of a ratio are its 95 % interval over users"
         )
         finish(f"aggregations-{name}", f"Aggregations on {name}", command, conditions, make_figures(gains), results, machine)

@@ -231,18 +231,14 @@ def measure_delay(watched: Watched, reference: Reference, generator: np.random.G
 def main(
     repo: Annotated[Path, typer.Option(help="model repository")] = Path("model_repository"),
     data: Annotated[str, typer.Option(help="data set that it was exported from")] = "online-retail",
-    with_evidently: Annotated[
-        bool, typer.Option("--evidently/--no-evidently", help="compare with evidently, in an environment of its own")
-    ] = True,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Count false alarms and found shifts. Exit code 1 when one is false, a shift is missed, or evidently differs."""
     machine = read_machine()
     with open_watched(repo, load_dataset(data)) as watched:
         figures = measure(watched)
-        if with_evidently:
-            worst = compare_with_evidently(watched.recorded, watched.draw_window(np.random.default_rng(2)))
-            figures.append(Figure(name="largest difference from evidently", values=[worst], at_most=MOST_DIFFERENCE))
+        worst = compare_with_evidently(watched.recorded, watched.draw_window(np.random.default_rng(2)))
+        figures.append(Figure(name="largest difference from evidently", values=[worst], at_most=MOST_DIFFERENCE))
     conditions = f"requests drawn from {data}, windows of {WINDOW_ROWS:,}, compared every {NEW_ROWS:,}"
     finish("drift", "Drift of features and scores", "python -m experiments.drift", conditions, figures, results, machine)
 

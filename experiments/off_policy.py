@@ -244,13 +244,10 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
 
 def main(
     data: Annotated[Path, typer.Option(help="folder of the Open Bandit data set")] = DATA,
-    compare_with_obp: Annotated[
-        bool, typer.Option("--obp/--no-obp", help="compare with obp, in an environment of its own")
-    ] = True,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Judge a policy from another one's log. Exit code 1 when an interval misses the truth too often, or obp differs."""
-    machine, figures = read_machine(), measure(data, compare_with_obp)
+    machine, figures = read_machine(), measure(data, compare_with_obp=True)
     conditions = "Open Bandit data set, campaign men, 10,000 decisions of each policy"
     finish("off-policy", "Off-policy estimates", "python -m experiments.off_policy", conditions, figures, results, machine)
 

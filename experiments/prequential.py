@@ -21,10 +21,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, DataSets, Figure, ResultsFolder, finish, read_machine
@@ -40,6 +39,7 @@ from training.evaluation.session_knn import VARIANTS, Visits, answer_events
 WORK = Path(".run/prequential")
 DATA = ["online-retail", "movielens", "amazon-grocery", "amazon-sports", "complete-journey"]
 REPLAYED_SHARE = 0.2
+MOST = 5_000  # questions, evenly spaced over the replayed part
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/rankers/item_statistics.py
 FROZEN, LIVE, KNN = "frozen", "live", "V-SKNN"
@@ -139,7 +139,6 @@ def resample_ratio(own: Gains, other: Gains) -> tuple[float, float, float]:
 
 def main(
     data: DataSets = DATA,
-    most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure frozen and live quality on the last 20 % of a log, beside a session-based baseline. Some minutes per data set."""
@@ -147,8 +146,8 @@ def main(
         machine, dataset = read_machine(), load_dataset(source)
         name, command = dataset.description.name, f"python -m experiments.prequential --data {source}"
         build_repository(take_exported_part(dataset), WORK / name, Settings(), Console(stderr=True))
-        figures = make_figures(measure(dataset, WORK / name, most))
-        conditions = f"the last 20 % of the log, at most {most:,} questions, default settings, in process"
+        figures = make_figures(measure(dataset, WORK / name, MOST))
+        conditions = f"the last 20 % of the log, at most {MOST:,} questions, default settings, in process"
         finish(f"prequential-{name}", f"Frozen and live on {name}", command, conditions, figures, results, machine)
 
 
