@@ -23,9 +23,9 @@ app = typer.Typer(help="The live loop: how fast, how current, how large. Without
 
 Repo = Annotated[Path, typer.Option(help="the model repository; what is served is a copy of it with a live store of its own")]
 DEFAULT = Path("model_repository")
-EVENT_RATE, EVENTS_PER_REQUEST, LOAD_S, ROUNDS = 1_000.0, 16, 20.0, 3
+EVENT_RATE, EVENTS_PER_REQUEST, LOAD_S, THROUGHPUT_S, ROUNDS = 1_000.0, 16, 20.0, 10.0, 3
 CHAINS, CALLS, NEW_ITEMS, ANSWERS = 5_000, 100_000, 100, 3_000
-EVENTS, REQUESTS = 200_000, 500
+EVENTS, REQUESTS = 200_000, 500  # of the store, and asked before memory is read
 
 
 @app.callback(invoke_without_command=True)
@@ -48,20 +48,18 @@ def main_live(context: typer.Context, repo: Repo = DEFAULT, results: ResultsFold
 def visible_command(
     repo: Repo = DEFAULT,
     event_rate: Annotated[float, typer.Option(help="events/s", min=1)] = EVENT_RATE,
-    per_request: Annotated[int, typer.Option(help="events in a request", min=1)] = EVENTS_PER_REQUEST,
-    duration_s: Annotated[float, typer.Option(help="seconds of each load", min=1)] = LOAD_S,
-    rounds: Annotated[int, typer.Option(help="loads with and without events", min=1)] = ROUNDS,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure events beside `recommend` at half of its peak: event to changed answer, and what events cost `recommend`."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with tempfile.TemporaryDirectory() as folder, open_shop(repo) as shop:
-            return visible.measure(shop, Path(folder), Events(event_rate, per_request), duration_s, rounds, new_rng(), step)
+            events = Events(event_rate, EVENTS_PER_REQUEST)
+            return visible.measure(shop, Path(folder), events, LOAD_S, ROUNDS, new_rng(), step)
 
-    events = f"{event_rate:g} events/s, {per_request} a request"
+    events = f"{event_rate:g} events/s, {EVENTS_PER_REQUEST} a request"
     load = f"recommend at half of its peak, {visible.PROBE_SHARE:.0%} of it by probes"
-    conditions = f"{events}, beside {load}, {rounds} rounds of {duration_s:g} s"
+    conditions = f"{events}, beside {load}, {ROUNDS} rounds of {LOAD_S:g} s"
     run_part("visible", "An event shows in the next answer", conditions, results, measure, repo)
 
 
@@ -82,24 +80,18 @@ def after_command(
 
 
 @app.command("throughput")
-def throughput_command(
-    repo: Repo = DEFAULT,
-    seconds: Annotated[float, typer.Option(help="of each load", min=0.1)] = 10.0,
-    rounds: Annotated[int, typer.Option(min=1)] = ROUNDS,
-    results: ResultsFolder = RESULTS,
-) -> None:
+def throughput_command(repo: Repo = DEFAULT, results: ResultsFolder = RESULTS) -> None:
     """Measure durable events/s of 32 clients that send 16 events a request, and one client beside the disk's own fsync."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with open_shop(repo) as shop:
-            return throughput.measure(shop, seconds, rounds, new_rng(), step)
+            return throughput.measure(shop, THROUGHPUT_S, ROUNDS, new_rng(), step)
 
-    run_part("throughput", "Durable events", f"{rounds} rounds of {seconds:g} s", results, measure, repo)
+    run_part("throughput", "Durable events", f"{ROUNDS} rounds of {THROUGHPUT_S:g} s", results, measure, repo)
 
 
 @app.command("reads")
 def reads_command(
-    calls: Annotated[int, typer.Option(help="reads of each store", min=10)] = CALLS,
     users: Annotated[str, typer.Option(help="comma list of users in the store")] = ",".join(map(str, reads.SIZES)),
     results: ResultsFolder = RESULTS,
 ) -> None:
@@ -108,15 +100,14 @@ def reads_command(
     def measure(step: Callable[[str], None]) -> list[Figure]:
         sizes = tuple(parse_counts(users))
         MEASURED_DIR.mkdir(parents=True, exist_ok=True)
-        return reads.measure(calls, sizes, MEASURED_DIR, new_rng(), step)
+        return reads.measure(CALLS, sizes, MEASURED_DIR, new_rng(), step)
 
-    run_part("reads", "Store reads of preprocess", f"{calls:,} reads of one user each, in process", results, measure)
+    run_part("reads", "Store reads of preprocess", f"{CALLS:,} reads of one user each, in process", results, measure)
 
 
 @app.command("items")
 def items_command(
     repo: Repo = DEFAULT,
-    new_items: Annotated[int, typer.Option(help="new items", min=1)] = NEW_ITEMS,
     answers: Annotated[int, typer.Option(help="answers after an item became unavailable", min=1)] = ANSWERS,
     results: ResultsFolder = RESULTS,
 ) -> None:
@@ -124,25 +115,20 @@ def items_command(
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with open_shop(repo) as shop:
-            return items.measure(shop, new_items, answers, new_rng(), step)
+            return items.measure(shop, NEW_ITEMS, answers, new_rng(), step)
 
-    conditions = f"{new_items} new items, {answers:,} answers"
+    conditions = f"{NEW_ITEMS} new items, {answers:,} answers"
     run_part("items", "New and unavailable items", conditions, results, measure, repo, f"--answers {answers}")
 
 
 @app.command("memory")
-def memory_command(
-    repo: Repo = DEFAULT,
-    events: Annotated[int, typer.Option(help="events of the live store", min=1)] = EVENTS,
-    requests: Annotated[int, typer.Option(help="requests before memory is read", min=1)] = REQUESTS,
-    results: ResultsFolder = RESULTS,
-) -> None:
+def memory_command(repo: Repo = DEFAULT, results: ResultsFolder = RESULTS) -> None:
     """Measure the server's memory (PSS of all its processes) with live state against without."""
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
-        return memory.measure(repo, events, requests, new_rng(), step)
+        return memory.measure(repo, EVENTS, REQUESTS, new_rng(), step)
 
-    run_part("memory", "Memory of live state", f"{events:,} events, {requests} requests, PSS", results, measure, repo)
+    run_part("memory", "Memory of live state", f"{EVENTS:,} events, {REQUESTS} requests, PSS", results, measure, repo)
 
 
 def run_part(

@@ -75,7 +75,7 @@ def test_options_before_a_command_that_would_not_see_them_are_refused():
     error = invoke("--rounds", "2", "sweep", "--repo", "nowhere").exception
     assert isinstance(error, ConfigError)
     assert str(error) == "--rounds must follow sweep, which ignores options before it. Write: root sweep --rounds …"
-    error = invoke("live", "--results", "elsewhere", "reads", "--calls", "10").exception
+    error = invoke("live", "--results", "elsewhere", "reads", "--users", "10").exception
     assert str(error) == "--results must follow reads, which ignores options before it. Write: root live reads --results …"
 
 
