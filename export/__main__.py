@@ -30,10 +30,12 @@ Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: o
 
 Keep = Annotated[
     int,
-    typer.Option(help="how many of the newest generations stay, besides the one before and those that servers here use", min=1),
+    typer.Option(
+        help="how many of the newest generations to keep; the previous one and those that servers use stay too", min=1
+    ),
 ]
 
-Triton = Annotated[str, typer.Option(help="for the merlin profile: 24.03, the last with HPS, or modern")]
+Triton = Annotated[str, typer.Option(help="Triton of the merlin profile: 24.03 (the last with HPS) or modern")]
 
 
 @app.command()
@@ -82,17 +84,17 @@ def follow(
     data: Data = "online-retail",
     repo: Repo = Path("model_repository"),
     config: Config = None,
-    events: Annotated[int, typer.Option(help="train when so many are newer than the serving generation", min=1)] = 1_000,
-    minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
-    share: Annotated[float, typer.Option(help="share of users who get it until it is found better", min=0.001, max=1)] = 1.0,
-    days: Annotated[float, typer.Option(help="with --share: after so long, not worse is enough", min=0.1, max=14)] = 7.0,
+    events: Annotated[int, typer.Option(help="train once this many are newer than the serving generation", min=1)] = 1_000,
+    minutes: Annotated[float, typer.Option(help="pause between two rounds", min=0.1)] = 60.0,
+    share: Annotated[float, typer.Option(help="share of users in an experiment; 1: no experiment", min=0.001, max=1)] = 1.0,
+    days: Annotated[float, typer.Option(help="with --share: longest time until it is decided", min=0.1, max=14)] = 7.0,
     keep: Keep = 1,
-    once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
+    once: Annotated[bool, typer.Option("--once", help="run one round and end, for a timer")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
-    """Train a generation whenever enough events are new, and publish it if it is as good on the newest ones as what serves.
+    """Train a generation whenever enough events are new. Publish it if it predicts the newest ones as well as the serving one.
 
-    Without --config it is trained with the settings that the serving generation was exported with.
+    Without --config it is trained with the settings of the serving generation.
     """
     from export.settings import read_settings
     from training.dataset import load_dataset
@@ -108,7 +110,7 @@ def follow(
             finished = follow_once(load_dataset(data), repo, settings, events, progress, terms)
             console.print(escape(finished.report))
             record_round(repo, finished.outcome, finished.report)
-        except Exception as error:  # such as a full disk or want of memory, which may be mended until the next round
+        except Exception as error:  # such as a full disk or a lack of memory, which may be over by the next round
             is_expected = isinstance(error, (RecommenderError, OSError))
             reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
             record_failed_round(repo, reason)
@@ -133,8 +135,8 @@ def record_failed_round(repo: Path, reason: str) -> None:
 
 @app.command()
 def relayout(
-    source: Annotated[Path, typer.Argument(help="a repository")],
-    repo: Annotated[Path, typer.Argument(help="new repository for the models that it answers with")],
+    source: Annotated[Path, typer.Argument(help="repository to read")],
+    repo: Annotated[Path, typer.Argument(help="another repository, into which the pinned generation is published")],
     layout: Layout = "fused",
 ) -> None:
     """Publish a repository's models again, without training: in another layout, with the code as it is now."""

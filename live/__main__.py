@@ -116,9 +116,9 @@ def compact(
     out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
     if moved and known_until_ms is not None and until_ms > known_until_ms:
         out.print(
-            f"warning: the pinned generation knows events until {format_time(known_until_ms)}. Servers and gateways that are "
-            "started before the next export leave moved events that are newer out of what sells, what is bought together and "
-            "the aggregations. Histories have them."
+            f"warning: the pinned generation knows events until {format_time(known_until_ms)}, and some that were moved are "
+            "newer. A server or gateway that starts before the next export does not count these for popularity, companions "
+            "and aggregations. Histories still have them."
         )
 
 
@@ -244,7 +244,7 @@ def forget(
     before_ms = 1_000 * calendar.timegm(items_before.utctimetuple()) if items_before else ALWAYS_MS
     if items_before and 1_000_000 * before_ms > time.time_ns():
         raise ConfigError(
-            f"--items-before is {items_before}, which is yet to come, so every column of every item would be forgotten. "
+            f"--items-before is {items_before}, which is in the future, so every column of every item would be forgotten. "
             "Expected the time at which the newer data set was written, in UTC."
         )
     item_ids = {name: find_item_id(repo, name) for name in item or ()}
@@ -255,8 +255,8 @@ def forget(
         out.print(f"warning: upsert has set no column of {', '.join(without)}. Are these the ids as the shop writes them?")
     if forgotten:
         out.print(
-            "A server that runs keeps their values until it loads another generation: export now. One that is started before "
-            "that answers with the values of the last export."
+            "A running server keeps the forgotten values until it loads another generation, so export now. A server that "
+            "starts before that answers with the values of the last export."
         )
     if without:
         raise typer.Exit(1)
@@ -277,7 +277,7 @@ def backup(
 
 @app.command()
 def restore(
-    folder: Annotated[Path, typer.Argument(help="that `backup` wrote", resolve_path=True)],
+    folder: Annotated[Path, typer.Argument(help="folder that `backup` wrote", resolve_path=True)],
     repo: Repo = DEFAULT,
     replace: Annotated[
         bool, typer.Option("--replace", help="replace the store that is there, and keep it in a folder inside the new one")

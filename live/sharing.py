@@ -238,7 +238,7 @@ class Sharer:
                     log.warning(
                         "Redis at %s has a key of %s that cannot be read. %s Its events wait; all others are shared. "
                         "`python -m live inspect` lists such keys. Make sure that no other application wrote the key, and "
-                        "remove it, or let the shop's Feast write it anew.",
+                        "remove it, or let the shop's Feast write it again.",
                         *(self._state.addresses, view.name, reason),
                     )
 

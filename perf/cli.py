@@ -51,7 +51,7 @@ def main_run(
     repo: Repo = Path("model_repository"),
     label: Label = "",
     window_s: WindowS = sweep_mode.WINDOW_S,
-    rounds: Annotated[int, typer.Option(help="rounds of in-process against served", min=1)] = sweep_mode.ROUNDS,
+    rounds: Annotated[int, typer.Option(help="rounds that compare in-process with served", min=1)] = sweep_mode.ROUNDS,
     slo_file: SloFile = slo.SLO_FILE,
 ) -> None:
     """Measure everything, in about eight minutes. Exit code 1 when an SLO is broken or answers differ."""
@@ -152,7 +152,7 @@ def ab(
 @app.command("models")
 def models_command(
     repo: Repo = Path("model_repository"),
-    requests: Annotated[int, typer.Option(help="sent one at a time, and again 16 at a time", min=10)] = models.REQUESTS,
+    requests: Annotated[int, typer.Option(help="requests to send one at a time, then 16 at a time", min=10)] = models.REQUESTS,
     bounds_file: Annotated[Path, typer.Option("--bounds", help="largest medians to keep, by model")] = models.BOUNDS_FILE,
     results: ResultsFolder = FIGURES,
 ) -> None:

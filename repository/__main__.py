@@ -30,7 +30,9 @@ UNLIMITED = 10_000  # characters: wider than any table
 @app.command("list")
 def list_command(
     repo: Repo = DEFAULT,
-    removed: Annotated[bool, typer.Option("--removed", help="also those whose files are gone, as they were recorded")] = False,
+    removed: Annotated[
+        bool, typer.Option("--removed", help="also list generations whose files were removed, as recorded")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the generations with their data, quality and tags, and which one a server starts with.

@@ -215,7 +215,7 @@ class Staging:
             if beside is not None and previous != beside:
                 raise ExportError(
                     f"Generation {previous} is pinned in {self.repository} now, and the new one was made beside {beside}. "
-                    "Nothing was published. Compare the new one with what serves now: make it again."
+                    "Nothing was published. Make it again, so that it is compared with the present one."
                 )
             self._place(specs, serving, warmup, previous, self.generation if beside is None else beside)
             if derive_live_specs(specs):

@@ -66,7 +66,7 @@ def start(
         typer.Option(help=f"address to listen at (default {LOOPBACK}: this machine only; 0.0.0.0: everybody who reaches it)"),
     ] = None,
     no_http: Annotated[
-        bool, typer.Option("--no-http", help="answer over gRPC only, where another program serves HTTP")
+        bool, typer.Option("--no-http", help="serve gRPC only, for instance because another program serves HTTP")
     ] = False,
     tls: Annotated[
         Path | None, typer.Option(help="folder of PEM files: gRPC over TLS, or mutual TLS (docs/operating.md)")
@@ -83,12 +83,14 @@ def start(
         bool,
         typer.Option(
             "--gateway-optional",
-            help="nobody chose the port: keep that of a gateway that runs; if none can start, serve without, with a note",
+            help="the port is a default: keep a running gateway at its port; if none can start, print a note and serve",
         ),
     ] = False,
     unsupervised: Annotated[
         bool,
-        typer.Option("--unsupervised", help="no supervisor: something else restarts it, such as a container's restart policy"),
+        typer.Option(
+            "--unsupervised", help="start no supervisor: something else restarts the server, such as a container's policy"
+        ),
     ] = False,
     foreground: Annotated[
         bool,
@@ -153,7 +155,7 @@ def _hold_lock_once_ready(repo: Path, ports: Ports, requested: Settings, timeout
                 yield
                 return
         _refuse_other_settings(running, requested)
-        again = f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again"
+        again = f"To restart it: make stop GRPC_PORT={ports.grpc}, then this command again"
         typer.echo(f"waiting for a server that is starting, or hangs: {_describe(running)}. {again}", err=True)
         wait_ready(running.grpc_url, timeout_s, partial(_can_become_ready, running))
 

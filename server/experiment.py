@@ -37,11 +37,13 @@ Share = Annotated[float, typer.Option(help="share of the users", min=0, max=1)]
 
 @app.command()
 def start(
-    name: Annotated[str, typer.Argument(help="also the seed by which users are assigned")],
+    name: Annotated[str, typer.Argument(help="a new name; it is also the seed by which users are assigned")],
     challenger: Annotated[int, typer.Option(min=1, help="published generation to serve beside the one that answers")],
     share: Share = 0.1,
     mode: Annotated[Mode, typer.Option(help="ab, interleave (both in one answer), shadow (asked, logged, not shown)")] = "ab",
-    promote: Annotated[bool, typer.Option("--promote", help="let it take over once it is better beyond doubt")] = False,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="let the challenger take over once it is significantly better")
+    ] = False,
     repo: Repo = DEFAULT,
 ) -> None:
     """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
@@ -88,7 +90,7 @@ def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo 
     experiment = change_share(repo, share)
     typer.echo(
         f"experiment {experiment.name}: generation {experiment.challenger} meets {share:.1%} of the users; its guard and its "
-        "report begin anew with the answers from now on"
+        "report start again with the answers from now on"
     )
 
 

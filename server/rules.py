@@ -78,8 +78,12 @@ def print_applied(version: Version) -> None:
     rules = ", ".join(name for name, value in version.values.items() if value) or "no rules"
     typer.echo(f"version {version.number} is in effect ({version.note}): {rules}")
     for generation, reason in version.misfits.items():
-        typer.echo(f"warning: generation {generation} keeps the rules before, because these do not fit it: {reason}", err=True)
-    typer.echo("`python -m server rules list` shows all versions, and `revert NUMBER` applies an earlier one again")
+        typer.echo(
+            f"warning: generation {generation} keeps its previous rules, because these do not fit it: {reason}", err=True
+        )
+    typer.echo(
+        "`python -m server rules list` shows all versions; `python -m server rules revert NUMBER` applies an earlier one"
+    )
 
 
 def read_rules(path: Path) -> dict:

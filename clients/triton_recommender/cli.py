@@ -306,7 +306,7 @@ def warm(
                 f"Redis at {store.address} did not answer, so only {counts.stored} of {len(user_ids)} answers were stored. "
                 "Check Redis, then run this command again."
             )
-        typer.echo(f"{len(user_ids)} users: {counts.stored} asked and kept, {counts.hits} were warm, {fallbacks} got fallbacks")
+        typer.echo(f"{len(user_ids)} users: {counts.stored} cached now, {counts.hits} before, {fallbacks} got fallbacks")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Continuous training: train a generation on what happened since the last one, and publish it if the newest events favour it.
 
     log + live events ──split by time──▶ earlier ─▶ export into a repository of its own: the candidate
-                                         newest  ─▶ questions to the candidate and to what serves, each with live state
+                                         newest  ─▶ questions to candidate and serving generation, each with live state
                                                  ─▶ verdict ─▶ published and served, to all or to some, or a report of why not
 
 What was judged is what is published. The candidate was not trained on the newest events; once published, it reads them from the
@@ -235,10 +235,10 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
 
 
 def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
-    """Ask the candidate and what serves for the newest events, and compare. store: new folder for live state
+    """Let the candidate and the serving generation predict the newest events, and compare. store: new folder for live state
 
     Like the running server, both know what `upsert` has set until now, except what a newer catalogue of theirs replaces, and
-    keep the current rules: the candidate was exported with them, what serves may have been exported before they were applied.
+    keep the current rules: the candidate was exported with them, the serving one perhaps before they were applied.
     """
     item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
     changes = read_changes(split.live)

@@ -106,15 +106,15 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, user_ids: np.
         own_error, serving_error = (measure_calibration_error(scores, hits) for scores in both)
     fault = ""
     if quality < LEAST_QUALITY * serving_quality:
-        fault = f"not published, because it reaches less than {LEAST_QUALITY:.0%} of what serves"
+        fault = f"not published, because its NDCG@10 is less than {LEAST_QUALITY:.0%} of the serving generation's"
     elif high < 0:
-        fault = "not published, because it is worse than what serves, beyond chance"
+        fault = "not published, because its NDCG@10 is significantly below the serving generation's"
     elif coverage < LEAST_COVERAGE:
-        fault = f"not published, because it shows less than {LEAST_COVERAGE:.0%} of the items"
+        fault = f"not published, because it shows less than {LEAST_COVERAGE:.0%} as many items as the serving generation"
     elif own_auc < LEAST_AUC * serving_auc:
-        fault = f"not published, because its AUC is less than {LEAST_AUC:.0%} of what serves"
+        fault = f"not published, because its AUC is less than {LEAST_AUC:.0%} of the serving generation's"
     elif own_error > serving_error + MOST_MISCALIBRATION:
-        fault = f"not published, because its calibration error is more than {MOST_MISCALIBRATION} above what serves"
+        fault = f"not published, because its calibration error is over {MOST_MISCALIBRATION} above the serving generation's"
     figures = (quality, serving_quality, low, high, coverage, ranked)
     return Verdict(count, fault, *figures, own_auc, serving_auc, auc_low, auc_high, own_error, serving_error)
 

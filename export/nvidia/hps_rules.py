@@ -28,10 +28,10 @@ def find_tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
         stated = {name: pb.DataType.Name(kind) for name, kind in inputs.items()}
         yield f"Its inputs are {stated}; the backend takes {KEYS} TYPE_INT64 and {NUMKEYS} TYPE_INT32 only"
     if [tensor.data_type for tensor in config.output] != [pb.TYPE_FP32]:
-        yield "It has not exactly one output of TYPE_FP32"
+        yield "Its outputs are not one tensor of TYPE_FP32"
     for tensor in (*config.input, *config.output):
         if not tensor.dims or tensor.dims[0] != -1:
-            yield f"{tensor.name} has the dims {list(tensor.dims)}; the backend wants a first one of -1"
+            yield f"{tensor.name} has the dims {list(tensor.dims)}; the backend requires -1 as the first"
     if any(len(tensor.dims) + (config.max_batch_size > 0) != 2 for tensor in config.input):
         yield f"{KEYS} and {NUMKEYS} do not arrive with two axes; the backend reads the second"
     if config.HasField("dynamic_batching"):
@@ -43,7 +43,7 @@ def find_tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
 def find_instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
     """Yield instances that contradict the model's entry in ps.json."""
     if not config.instance_group:
-        yield "There is no instance_group, which the backend demands"
+        yield "There is no instance_group; the backend requires one"
     for group in config.instance_group:
         if params.gpucache and (group.kind != pb.ModelInstanceGroup.KIND_GPU or not group.gpus):
             yield "An instance_group is not KIND_GPU with gpus, although ps.json has gpucache"
@@ -55,7 +55,7 @@ def find_instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterato
         if len(set(group.gpus)) > 1:
             yield f"It runs on the GPUs {list(group.gpus)}: all instances would use the last one"
         if (group.count or 1) > params.num_of_worker_buffer_in_pool:
-            yield f"{group.count} instances share {params.num_of_worker_buffer_in_pool} worker buffers; requests would spin"
+            yield f"{group.count} instances share {params.num_of_worker_buffer_in_pool} worker buffers, so some would wait"
 
 
 def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
@@ -67,11 +67,11 @@ def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator
         yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(KNOWN_PARAMETERS))}"
     stated = read_refresh_interval(config)
     if not stated.isdecimal():
-        yield f"refresh_interval is {stated!r}: only whole seconds are read, and less than one never rests"
+        yield f"refresh_interval is {stated!r}: the backend reads whole seconds only, and refreshes without pause below one"
     if params.refresh_interval:
         yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {stated}"
     if stated.isdecimal() and int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
-        yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: nothing happens"
+        yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: no refresh happens"
 
 
 def read_refresh_interval(config: pb.ModelConfig) -> str:
@@ -90,7 +90,7 @@ def find_table_faults(params: ModelParams, repository: Path, mount: str) -> Iter
         if (row := find_non_finite(table.vectors)) is not None:
             yield f"Row {row} of {path}, key {table.keys[row]}, is not finite; expected numbers. Its answers would be NaN"
     if any(row_format != "fp32" for row_format in params.row_format_per_table):
-        yield f"row_format_per_table is {list(params.row_format_per_table)}; HPS serves fp32 whatever it says"
+        yield f"row_format_per_table is {list(params.row_format_per_table)}; HPS serves fp32 in any case"
 
 
 def find_non_finite(vectors: np.ndarray) -> int | None:
@@ -137,7 +137,7 @@ def find_wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfi
         if own != tensor:
             yield f"{tensor} of {RANK_EMBEDDINGS} is fed by {edge or 'nothing'}; expected the output {tensor} of a step"
         elif any(group.kind != pb.ModelInstanceGroup.KIND_CPU for group in configs[source].instance_group):
-            yield f"{source} makes {tensor} and is not KIND_CPU; the backend copies it from host memory, whatever is there"
+            yield f"{source} makes {tensor} and is not KIND_CPU; the backend would read it from host memory, where it is not"
     for name in (rank.name, RANK_EMBEDDINGS):
         if configs[name].max_batch_size:
             yield f"{name} has max_batch_size {configs[name].max_batch_size}; behind hps nothing is batched, expected 0"

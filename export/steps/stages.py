@@ -99,7 +99,7 @@ def write_stages(
 
 
 def report_ranker(ranker: Ranker) -> dict[str, Any]:
-    """Return a ranker's quality for the manifest, what serves, and why no other network was tried as a teacher."""
+    """Return for the manifest: a ranker's quality, which network serves, and why no other one was tried as a teacher."""
     not_tried = {"teachers_not_tried": ranker.no_teachers} if ranker.no_teachers else {}
     return ranker.quality | {"compression": ranker.compression} | not_tried
 

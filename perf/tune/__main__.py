@@ -32,9 +32,9 @@ def main(
         "tuned.toml"
     ),
     goal: Annotated[str, typer.Option(help=f"metric to improve: {', '.join(GOALS)}")] = GOALS[0],
-    minutes: Annotated[float, typer.Option(help="no heat starts after this time", min=1)] = 30.0,
+    minutes: Annotated[float, typer.Option(help="after this time, no further comparison starts", min=1)] = 30.0,
     count: Annotated[int, typer.Option("--candidates", help="number of settings to try", min=1)] = 12,
-    clients: Annotated[int, typer.Option(help="of the throughput measurement", min=1)] = 32,
+    clients: Annotated[int, typer.Option(help="concurrent clients while throughput is measured", min=1)] = 32,
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
     slo_file: Annotated[Path, typer.Option("--slo", help="bounds to keep")] = slo.SLO_FILE,
 ) -> None:

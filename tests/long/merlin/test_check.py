@@ -187,7 +187,7 @@ class TestWiring:
             (
                 "rank_features",
                 lambda c: setattr(c.instance_group[0], "kind", pb.ModelInstanceGroup.KIND_GPU),
-                "rank_features makes KEYS and is not KIND_CPU",
+                "rank_features makes KEYS and is not KIND_CPU; the backend would read it from host memory",
             ),
             (
                 EMBEDDINGS,

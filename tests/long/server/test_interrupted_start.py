@@ -86,7 +86,7 @@ def test_a_server_whose_start_was_ended_is_waited_for(hanging, start):
     repo, ports = hanging.repo, hanging.ports
     starting = start(repo, ports)
     starting.wait_until_printed(f"waiting for a server that is starting, or hangs: {repo}")
-    starting.wait_until_printed(f"To start anew: make stop GRPC_PORT={ports.grpc}, then this again")
+    starting.wait_until_printed(f"To restart it: make stop GRPC_PORT={ports.grpc}, then this command again")
     double = TritonDouble(repo, ports.grpc)
     assert f"already running: {repo}" in starting.wait()
     double.stop()

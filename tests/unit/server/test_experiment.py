@@ -51,12 +51,12 @@ def test_an_experiment_whose_server_is_gone_ends_and_the_next_server_loads_the_c
 
 
 def test_a_share_that_the_experiment_has_already_changes_nothing(repo):
-    """A change would begin anew, without the answers until now."""
+    """A change would start the comparison again, without the answers until now."""
     begin_experiment(repo)
     before = read_experiment(find_experiment_folder(repo))
     assert run(repo, "share", "0.5") == "experiment spring: generation 2 meets 50.0% of the users already\n"
     assert read_experiment(find_experiment_folder(repo)) == before
-    assert "begin anew" in run(repo, "share", "0.4")
+    assert "start again" in run(repo, "share", "0.4")
     assert present(read_experiment(find_experiment_folder(repo))).share == 0.4
 
 

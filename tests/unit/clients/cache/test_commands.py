@@ -82,5 +82,5 @@ def test_warm_asks_for_the_most_active_users_once(options, repo):
     finally:
         server.stop()
     assert server.fake.queries == [Query(user, None, [], {"store": 1}) for user in (7, 3, 9)]
-    assert first.stdout == "3 users: 3 asked and kept, 0 were warm, 0 got fallbacks\n"
-    assert again.stdout == "3 users: 0 asked and kept, 3 were warm, 0 got fallbacks\n"
+    assert first.stdout == "3 users: 3 cached now, 0 before, 0 got fallbacks\n"
+    assert again.stdout == "3 users: 0 cached now, 3 before, 0 got fallbacks\n"

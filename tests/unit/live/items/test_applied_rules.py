@@ -132,7 +132,7 @@ def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, r
     shutil.rmtree(find_stage_folder(repository, "rerank", 1) / CONTENT_FOLDER)
     said = apply_file("max_per_category = 3\n")
     assert "version 3 is in effect (rules.toml): max_per_category" in said
-    assert "generation 1 keeps the rules before, because these do not fit it: " in said
+    assert "generation 1 keeps its previous rules, because these do not fit it: " in said
     assert "offsets.npy cannot be opened as an array" in said
     assert top not in answer(former, USERS)["item_ids"]
     assert top in answer(Pipeline.load(repository, 2, live=reader), USERS)["item_ids"]
