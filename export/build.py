@@ -115,7 +115,7 @@ def build_repository(
         earlier_sequence = sources.past.retriever.retriever.sequence
         rng = np.random.default_rng(settings.pipeline.seed)
         lessons = make_lessons(dataset, features, sources.past, settings, rng, progress)
-        del sources  # of a large log, the retriever of the past takes gigabytes
+        del sources  # on a large log, the retriever of the past takes gigabytes
         retriever = fit_retriever(dataset, features, retrieval, progress)
         ranking = fit_ranking(dataset, features, retriever, lessons, settings, rng, progress, trainer, start)
         del lessons

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
-SILENT_S = 30.0  # at most, in what is no terminal
+SILENT_S = 30.0  # longest silence where the output is not a terminal
 
 
 @dataclass

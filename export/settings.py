@@ -45,7 +45,7 @@ from serving.tables.config import RedisConfig
 FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}
 
 MOST_INSTANCES = MAX_WORKER_BUFFERS  # each has a buffer of its own in the pool of ps.json
-MOST_THREADS = 1_024  # ONNX Runtime starts as many as it is told to, and fails where there is no memory for them
+MOST_THREADS = 1_024  # ONNX Runtime starts as many as the setting says, and fails if memory does not suffice
 MOST_WHOLE = 2**31 - 1  # of the numbers in config.pbtxt, some of which have 32 bits
 
 EVENTS_AT_ONCE = 1_024  # most events in one transaction of the live store

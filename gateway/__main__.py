@@ -47,7 +47,7 @@ def serve(
 
 
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:
-    """Serve a repository at `port` until the process is told to stop. server: host:port of gRPC"""
+    """Serve a repository at `port` until SIGTERM or SIGINT. server: host:port of gRPC"""
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
     recommender, challenger = make_clients(server, settings)
     app = create_app(repo, recommender, settings, tokens, traced=start_tracing(), challenger=challenger)

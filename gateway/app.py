@@ -281,7 +281,7 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
 def _add_health(app: FastAPI, repo: Path, readiness: Readiness, metrics: Metrics, experiments: Experiments) -> None:
     """Add the routes for orchestrators and Prometheus."""
 
-    @app.head("/healthz", include_in_schema=False)  # by which some monitors ask
+    @app.head("/healthz", include_in_schema=False)  # some monitors send HEAD
     @app.get("/healthz", response_model=schema.Alive)
     async def healthz() -> Response:
         """Return that the gateway runs: it answers recommendations at least with popular items."""

@@ -41,7 +41,7 @@ class GatewaySettings(BaseModel):
     server_authorities: Path | None = None  # PEM: who signed the servers' certificates; TLS to the servers
     server_certificate: Path | None = None  # PEM, with `server_key`: shown to servers that require a client certificate
     server_key: Path | None = None
-    hedge_after_ms: float | None = Field(default=None, gt=0)  # a second server is asked after it
+    hedge_after_ms: float | None = Field(default=None, gt=0)  # then a second server is asked
     deadline_ms: float = Field(default=250.0, gt=0, le=60_000)  # of a request that names none
     most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)  # that a request may name
     most_in_flight: int = Field(default=256, gt=0)  # recommendations; beyond, the fallback answers

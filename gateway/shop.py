@@ -74,7 +74,7 @@ class Shop:
     async def _learn(self, challenger: int) -> None:
         try:
             self._challenger = await asyncio.to_thread(Catalogue.load, self.repo, challenger)
-        except Exception as error:  # of any kind: most items have names from the generation that answers
+        except Exception as error:  # every error: most items have names from the generation that answers
             self._failed_s[challenger] = time.monotonic()
             log.warning(
                 "items that only generation %d has stay without names: %s",
@@ -89,7 +89,7 @@ class Shop:
     async def _load(self, generation: int) -> None:
         try:
             self._use(*await asyncio.to_thread(self._read, generation))
-        except Exception as error:  # of any kind: names of the previous generation are better than no answer
+        except Exception as error:  # every error: names of the previous generation are better than no answer
             self._failed_s[generation] = time.monotonic()
             expected = isinstance(error, RecommenderError | ClientError)
             log.warning(
@@ -116,7 +116,7 @@ class Shop:
         """Read what `upsert` changed; keep the present titles where the store cannot be read."""
         try:
             self.live_items.refresh()
-        except Exception as error:  # of any kind: old titles are better than no answer
+        except Exception as error:  # every error: old titles are better than no answer
             log.warning("titles may be old: %s", error, exc_info=not isinstance(error, DependencyError))
 
     def parse_user_id(self, user: str) -> int:
@@ -259,7 +259,7 @@ def load_first(repo: Path) -> Published:
     pinned = read_pinned_generation(repo)
     try:
         return Published.load(repo, pinned)
-    except Exception as error:  # of any kind, as in `_load`
+    except Exception as error:  # every error, as in `_load`
         for other in sorted(set(list_published_generations(repo)) - {pinned}, reverse=True):
             with contextlib.suppress(Exception):
                 published = Published.load(repo, other)

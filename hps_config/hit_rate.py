@@ -44,7 +44,7 @@ def compute_stack_distances(keys: np.ndarray) -> np.ndarray:
     """Return the number of distinct other keys since each key's previous use, int64 [N], NEVER at the first."""
     previous = find_previous_uses(keys)
     between = np.arange(len(keys)) - previous - 1
-    # of the uses in between, those whose own previous use is also in between repeat a counted key
+    # Count each key in between once: skip a use if the previous use of its key is also in between.
     distances = between - _count_greater_before(previous + 1)
     return np.where(previous < 0, NEVER, distances)
 

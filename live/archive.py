@@ -89,7 +89,7 @@ def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Itera
                 except FileNotFoundError:
                     if segment in list_segments(folder):  # retention did not remove it: it is a link to a missing file
                         raise
-                    break  # read store and archive anew, in case the store still has the segment's events
+                    break  # read store and archive again, in case the store still has the segment's events
                 after = segment.last
             if archived:
                 continue

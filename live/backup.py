@@ -162,7 +162,7 @@ def describe(folder: Path) -> Backup:
     """Return what a backup holds, read from its files. No other process may have the folder's environment open."""
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         progress = snapshot.read_progress()
-    (folder / LOCK_FILE).unlink()  # made by reading, and no part of a backup; the next program that opens it makes it anew
+    (folder / LOCK_FILE).unlink()  # reading made it, it is no part of a backup, and the next opening makes it again
     n_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Backup(progress, len(list_segments(folder)), n_bytes)
 
@@ -215,7 +215,7 @@ def hold_unused(folder: Path) -> Iterator[None]:
                 raise
             raise ConfigError(IN_USE.format(folder=folder)) from error
         yield
-        file.truncate(0)  # the lock file describes the replaced environment; LMDB fills it anew
+        file.truncate(0)  # the lock file describes the replaced environment; LMDB fills it again
 
 
 def refuse_other_shop(folder: Path, shop: str) -> None:

@@ -141,7 +141,7 @@ def read_samples(metrics_url: str) -> Samples:
     try:
         with urllib.request.urlopen(metrics_url, timeout=5) as page:
             return parse_metrics(page.read().decode())
-    except OSError:  # of urllib too
+    except OSError:  # urllib's errors are OSErrors too
         return {}
 
 

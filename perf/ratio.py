@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel
 
-FEWEST_ROUNDS = 5  # of equals, chance alone puts so many rounds on one side of 1 in 6 % of the comparisons
+FEWEST_ROUNDS = 5  # if both sides are equal, all five ratios are on one side of 1 by chance in 6 % of the comparisons
 
 
 class Ratio(BaseModel, frozen=True):

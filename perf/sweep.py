@@ -145,7 +145,7 @@ CLIENTS = (1, 2, 4, *PEAK_CLIENTS)
 FEW_CLIENTS = (1, 8, 32)  # over HTTP
 STAGE_CLIENTS = (1, 16)
 STAGE_LEVELS = len(STAGE_CLIENTS) + 2  # over HTTP, and at a rate
-WINDOW_S = 1.5  # of perf_analyzer, three per level
+WINDOW_S = 1.5  # perf_analyzer measures three windows per level
 LOAD_S = 6.0
 ROUNDS = 5  # of the yardstick
 

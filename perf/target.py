@@ -30,7 +30,7 @@ class Site:
     metrics_url: str
     repo: Path
     generation: int
-    tag: str | None  # of its processes; None, so that there are no memory figures, when it was not started by `server`
+    tag: str | None  # finds its processes; None if `server` did not start it, and then there are no memory figures
 
 
 @contextlib.contextmanager

@@ -200,7 +200,7 @@ def read_acts(repo: Path) -> list[Act]:
 def _is_cut_short(line: str, error: json.JSONDecodeError) -> bool:
     """Return whether a line is the beginning of a record: nothing in it is wrong but that it ends."""
     ends_in_escape = error.msg.startswith("Invalid \\u") and error.pos > len(line) - len("\\u0000")
-    ends_in_value = any(value.startswith(line[error.pos :]) for value in CUT_VALUES)  # at its end too
+    ends_in_value = any(value.startswith(line[error.pos :]) for value in CUT_VALUES)  # also where nothing of the value is left
     return line.startswith("{") and (ends_in_value or error.msg.startswith("Unterminated string") or ends_in_escape)
 
 

@@ -27,7 +27,7 @@ from serving.contract.rounds import ROUND_LOCK_FILE
 
 ROUND_FILE = ".follow.json"  # tritonserver ignores it
 RUNNING_FILE = ".follow.running.json"
-SAME_PROCESS_S = 1.0  # more than the creation times differ that are read of one process
+SAME_PROCESS_S = 1.0  # two readings of one process's creation time differ by less
 Outcome = Literal["published", "not published", "waits", "failed"]
 
 
@@ -44,7 +44,7 @@ class EndedRound:
 class RunningRound:
     """A round that has not ended. began_s, created_s: unix seconds at which the round and its process began
 
-    machine: host and namespace of process ids, in which alone `pid` says something
+    machine: host and namespace of process ids, within which `pid` identifies a process
     """
 
     began_s: float
@@ -68,7 +68,7 @@ class RunningRound:
         began = datetime.fromtimestamp(self.began_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
         return (
             f"the round that began at {began} UTC never ended: process {self.pid} on {self.machine} was killed, perhaps for "
-            "want of memory, or its machine went down"
+            "lack of memory, or its machine went down"
         )
 
 

@@ -382,7 +382,7 @@ def _describe(state: ServerState) -> str:
     http = "no HTTP" if state.settings.get("no_http") else f"HTTP {ports.http}"
     host = state.settings.get("host", LOOPBACK)
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
-    url = state.settings.get("gateway_url")  # of a gateway that has started
+    url = state.settings.get("gateway_url")  # stated once the gateway has started
     helpers = f", gateway {url}" if url and gateway.list_gateways(state.tag) else ""
     helpers += ", supervised" if control.list_supervisors(state.tag) else ""
     return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{helpers}{opened} (process {state.pid})"

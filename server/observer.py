@@ -81,6 +81,6 @@ def _count_answers(grpc_url: str) -> int:
     try:
         with open_local_client(grpc_url) as client:
             statistics = client.get_inference_statistics(ENSEMBLE, client_timeout=ASK_TIMEOUT_S)
-    except Exception:  # of any kind: a server that hangs may answer this question with any error
+    except Exception:  # every error: a server that hangs may answer this question with any error
         return 0
     return sum(model.inference_stats.success.count for model in statistics.model_stats)

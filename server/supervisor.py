@@ -93,7 +93,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: supervisor.stop())
     code = supervisor.run()
-    return code if code >= 0 else 128 - code  # of a process that a signal ended, as shells state it
+    return code if code >= 0 else 128 - code  # as shells report a process that a signal ended
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ from serving.contract.tensors import ENSEMBLE
 LOGGER = "server.watch"
 TICK_S = 0.5
 RESTART_TIMEOUT_S = 300.0
-WRITTEN_S = 10.0  # within it, whoever opened an artifact for writing is waited for
+WRITTEN_S = 10.0  # longest wait for a program that has opened an artifact for writing
 
 
 class Watch:
@@ -99,7 +99,7 @@ class Watch:
             if state := read_state(path):
                 try:
                     self._look(state)
-                except Exception as error:  # of any kind: without its supervisor, a server that dies stays down
+                except Exception as error:  # every error: without its supervisor, a server that dies stays down
                     print_json_line("ERROR", LOGGER, f"unexpected: {error!r}", exception=traceback.format_exc())
             with contextlib.suppress(queue.Empty):
                 self._opened.get(timeout=TICK_S)
@@ -248,7 +248,7 @@ class Watch:
         else:
             end_server(state)
         state.change(self._run_dir, fault=fault)
-        self._check = self._seen_pin = None  # so that the next tick reads the files: they may be as published by then
+        self._check = self._seen_pin = None  # so that the next tick reads the files again: they may have been restored
 
     def _try_to_write(self, write: Callable[[], object]) -> None:
         """Write into the repository, or say once why that fails: it may be read-only, or its disk full."""

@@ -147,7 +147,7 @@ class JoinedCalls:
             task.add_done_callback(self._tasks.discard)
 
     def _take_questions(self) -> list[Waiting]:
-        """Return the questions of the next call, and let them wait no more; none where nobody waits."""
+        """Take the questions of the next call from the queue, and return them; none if none waits."""
         while self._halves:
             if questions := _list_open(self._halves.pop(0)):
                 return questions
@@ -169,7 +169,7 @@ class JoinedCalls:
         queries, generation = [question.query for question in questions], questions[0].group.generation
         try:
             answers = await self._call(queries, call, k, request_ids, left_s, generation)
-        except Exception as error:  # of any kind: each caller decides what it means
+        except Exception as error:  # every error: each caller decides what it means
             if len(questions) > 1 and self._may_be_of_one_question(error):
                 middle = len(questions) // 2
                 self._halves += [questions[:middle], questions[middle:]]

@@ -110,7 +110,7 @@ class Answering:
             shown = await self._ask(query, question, request_id, counted_id, enrolment)
         except InvalidRequest:
             raise
-        except Exception as error:  # of any kind: the shop must get items to show
+        except Exception as error:  # every error: the shop must get items to show
             if not question.fallback:
                 raise
             self._refuse_larger(question, query)
@@ -181,7 +181,7 @@ class Answering:
         try:
             async with asyncio.timeout(left_s):
                 reasons[:] = await self._explainer.find_reasons(query, answer.item_ids, generations)
-        except Exception as error:  # of any kind: an answer without reasons is better than none
+        except Exception as error:  # every error: an answer without reasons is better than none
             reason = "they took too long" if isinstance(error, TimeoutError) else error
             expected = isinstance(error, TimeoutError | RecommenderError | ServingError)
             fields = {"request_id": request_id}

@@ -21,12 +21,12 @@ from perf.load.open_loop import prevent_delays
 from perf.observe import Latency
 from serving.live.reader import Reader
 
-EVENTS_PER_S = 10_000.0  # bound, as the next one
+EVENTS_PER_S = 10_000.0  # a bound, like the next one
 ABOVE_FSYNC_MS = 3.0
 CLIENTS, EVENTS_PER_REQUEST = 32, 16
-BODIES = 64  # different requests of a client, sent again and again: without event ids, their events are always new
+BODIES = 64  # requests that a client repeats: without event ids, their events count again each time
 FSYNC_BYTES = 4_096
-SYNCED_S = 0.5  # for which the disk is timed in each round
+SYNCED_S = 0.5  # how long the disk is timed in each round
 
 
 def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, progress: Callable[[str], None]) -> list[Figure]:

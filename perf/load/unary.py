@@ -90,7 +90,7 @@ class UnaryCalls:
 
     def __init__(self, url: str, path: str, deadline_s: float) -> None:
         self._url, self._deadline_ns = url, int(deadline_s * 1e9)
-        self._window_bytes, self._call_window_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
+        self._window_bytes, self._call_window_bytes = WINDOW_BYTES, WINDOW_BYTES  # for the connection, and for each call
         self._unread, self._failure, self._has_settings = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
         self._bodies: dict[int, bytes] = {}  # by number: the part of an answer that has arrived, with gRPC's prefix
@@ -98,7 +98,7 @@ class UnaryCalls:
         self._errors: dict[bytes, str] = {}  # by header block
         encoder, headers = Encoder(), make_headers(url, path, deadline_s)
         self._first_block = encoder.encode(headers)
-        self._block = encoder.encode(headers)  # refers to the first
+        self._block = encoder.encode(headers)  # refers to the entries that the first one made
         self._socket = self._connect(deadline_s)
         self._await_settings(deadline_s)
 

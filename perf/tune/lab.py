@@ -31,7 +31,7 @@ from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall
 from training.retrieval.index import extract_inverted_file
 
-FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
+FACTORS = (0.7, 0.8, 0.9)  # tried efforts as shares of the export's, which chooses in steps of a third to a half
 CURRENT: Changes = {}
 
 

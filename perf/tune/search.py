@@ -27,7 +27,7 @@ SERVER_THREADS = "server.threads"
 QUEUE_DELAYS_US = (0, 100, 300, 1_000)
 PREFERRED_BATCHES: tuple[list[int], ...] = ([], [16], [8, 32], [4, 8, 16, 32], [32, 64])
 COMBINED = 3  # most settings changed by one combination
-DRAWS_PER_CANDIDATE = 100  # before a space counts as exhausted
+DRAWS_PER_CANDIDATE = 100  # most random draws for each candidate that is wanted
 
 
 def make_space(settings: Settings, layout: str, efforts: tuple[int, ...], cores: int) -> Space:

@@ -42,7 +42,7 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
-BROKEN_CONNECTION = "Socket closed"  # in what gRPC says
+BROKEN_CONNECTION = "Socket closed"  # part of gRPC's message
 RECONNECT_S = 0.3  # for a moment a channel still takes calls for the connection that broke
 DRAIN_TIMEOUT_S = 60.0
 DRAIN_GRACE_S = 1.0  # for requests of an old ensemble that was replaced in the first step already

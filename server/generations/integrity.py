@@ -46,7 +46,7 @@ class ArtifactCheck:
             listed = {file.path for file in self._files}
             self._files += [PublishedFile(path, digest) for path, digest in digests.items() if digest and path not in listed]
             self._unreadable = self._find_removal()
-        except (ArtifactError, OSError) as error:  # OSError: of a file that was removed meanwhile
+        except (ArtifactError, OSError) as error:  # OSError: a file was removed meanwhile
             self._files, self._unreadable = [], str(error).removesuffix(REMEDY).rstrip(" .")
         self._stamps = {file.path: read_stamp(file.path) for file in self._files}
         self._reading = self._read_in_turn()

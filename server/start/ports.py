@@ -118,7 +118,7 @@ def _find_holder(port: int) -> str:
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
             with contextlib.suppress(psutil.Error):  # gone meanwhile
                 process = psutil.Process(connection.pid)
-                if process.cmdline():  # of a process that is ending, the memory with its arguments goes first
+                if process.cmdline():  # a process that is ending loses the memory with its arguments first
                     return f"{process.name()} (process {connection.pid})"
     return ""
 

@@ -160,7 +160,7 @@ def describe_full_disk(repo: Path) -> str:
 
 
 def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
-    """Send one real request, whose user is nobody's. Raises ServerError unless it is answered in time.
+    """Send one real request, of a user who does not exist. Raises ServerError unless it is answered in time.
 
     A late one is left alone for LATE_S more, because cancelled calls can crash tritonserver 2.51 (docs/serving.md).
     """
@@ -184,7 +184,7 @@ def _send_request(grpc_url: str, timeout_s: float, outcomes: SimpleQueue[Excepti
             config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
             inputs = [_make_input(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
             client.infer(ENSEMBLE, inputs, client_timeout=timeout_s)
-    except Exception as error:  # of any kind: the caller raises it
+    except Exception as error:  # every error: the caller raises it
         outcomes.put(error)
     else:
         outcomes.put(None)

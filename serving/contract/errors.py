@@ -69,7 +69,7 @@ def run_program(program: Callable[[], object]) -> None:
     except RecommenderError as error:
         sys.exit(f"error: {error}")
     except PermissionError as error:
-        if error.filename is None:  # of a socket or a process
+        if error.filename is None:  # the error is about a socket or a process
             raise
         sys.exit(
             f"error: {error.filename}: permission denied. Run the command as the user who owns it, or give this user access."

@@ -17,7 +17,7 @@ MOST_BYTES = 3_000  # of the reasons: gRPC drops an error with more than 8 KiB o
 MOST_UNEXPLAINED = 200  # rows that are named without their reason
 UNEXPLAINED = "refused too, for a reason that does not fit here; send it alone to read it"
 MARK = " • "  # before each group; a fault has none
-SENT_AS_IT_IS = (string.ascii_letters + string.digits + string.punctuation + " ").replace("%", "")  # by gRPC
+SENT_AS_IT_IS = (string.ascii_letters + string.digits + string.punctuation + " ").replace("%", "")  # not encoded by gRPC
 # At the start, behind the client's own words only: later, it could be the text of a caller that some message quotes.
 HEADER = re.compile(r"(?P<before>(?:The server at \S+ refuses this request: )?)\d+ of (?P<rows>\d+) rows are refused")
 GROUP = re.compile(r"Rows? ((?:\d+, )*\d+): (.*)")

@@ -17,7 +17,7 @@ REUSED_ID = (
     "event_id was used for an event of another user, item or name before; expected an id of its own for each event, and the "
     "same one only when that event is sent again. Add what tells them apart, such as the item of an order: order-1/22423."
 )
-NO_KEY = KEY_VALUE.pack(0, -(1 << 62))  # as of an id that is not stored
+NO_KEY = KEY_VALUE.pack(0, -(1 << 62))  # stands for an id that is not stored
 DAY_MS = 86_400_000
 
 

@@ -43,7 +43,7 @@ from serving.live.store import (
 from serving.live.timeline import Timeline
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
-MOST_READ_EVENTS = 4_096  # at once
+MOST_READ_EVENTS = 4_096  # most events in one read
 MOST_AHEAD = 100_000  # events of a log: more than arrive while a request waits
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 

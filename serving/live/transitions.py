@@ -25,7 +25,7 @@ def apply_to_users(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> N
     """Apply events in order. users: records [U], changed; rows: int64 [N] record of each event; events: HEADER [N]"""
     if not len(rows):
         return
-    users["received_ms"][rows] = events["received_ms"]  # of several events, the last one's
+    users["received_ms"][rows] = events["received_ms"]  # the last of several events counts
     is_returned = (events["flags"] & Flags.RETURNED) != 0
     if is_returned.any():
         rows, events = rows[~is_returned], events[~is_returned]

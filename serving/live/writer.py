@@ -86,7 +86,7 @@ def read_wall_clock_ms() -> int:
 
 
 def read_time_since_boot_ms() -> int:
-    """Return a time that runs on during sleep, and that nobody sets."""
+    """Return a monotonic time that includes the time in which the machine sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
@@ -108,7 +108,7 @@ class Writer:
 
         kinds: names of events by code; names the store does not know yet take the next codes
         shop: name of the data set whose events these are, kept with them
-        elapsed_ms: a clock that nobody sets, by which a jump of `now_ms` is noticed
+        elapsed_ms: a monotonic clock, which detects a jump of `now_ms`
         """
         self.settings, self.now_ms, self._elapsed_ms = settings or WriterSettings(), now_ms, elapsed_ms
         self._set_ms = now_ms() - elapsed_ms()  # moves when the wall clock is set
@@ -248,7 +248,7 @@ class Writer:
         user_ids, rows = find_distinct(events["user_id"])
         keys = make_id_keys(user_ids)
         known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
-        if len(known_rows) == len(user_ids):  # as most often
+        if len(known_rows) == len(user_ids):  # the usual case
             users = known.copy()
         else:
             users = self.layout.make_empty_users(len(user_ids))

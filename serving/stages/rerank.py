@@ -125,7 +125,7 @@ class RerankOutputs:
 
 @dataclass(frozen=True)
 class Rerank:
-    """The stage in one process: lists, inputs, the network, outputs. network: None where its correction counts for nothing"""
+    """The stage in one process: lists, inputs, the network, outputs. network: None if its correction has the weight 0"""
 
     info: StageInfo
     lists: BestLists

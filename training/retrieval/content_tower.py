@@ -13,7 +13,7 @@ from serving.stages.live.catalogue.items import TEMPLATES
 from serving.stages.live.content import Content
 
 MOST_TOKENS, MOST_ITEMS = 5_000, 100_000  # the matrix of pairs of tokens takes 0.2 GB
-LEAST_ITEMS = 20  # to fit to, and to judge by
+LEAST_ITEMS = 20  # fewest items to fit the tower to, and to judge it by
 JUDGED_SHARE, MOST_JUDGED = 0.1, 500
 RIDGE = 1.0
 

@@ -60,5 +60,5 @@ def _read_deadline(parameters: str, now_ms: float) -> tuple[float, float]:
         values = json.loads(parameters)
         left_ms = float(values[DEADLINE]) - now_ms
         return left_ms, float(values.get(BUDGET, max(left_ms, 0.0)))
-    except (ValueError, TypeError, KeyError):  # of one request: the others must be answered
+    except (ValueError, TypeError, KeyError):  # a malformed parameter of one request must not fail the others
         return float("inf"), 0.0

@@ -17,7 +17,7 @@ from serving.contract.distributions import Reference, compute_kl, compute_psi, c
 from serving.contract.measurements import COUNTER, GAUGE, Measurement
 
 WINDOW_ROWS = 2_000  # requests of one process in a window
-NEW_ROWS = 250  # after which the window is compared again
+NEW_ROWS = 250  # the window is compared again after so many
 
 
 class DriftWindow:

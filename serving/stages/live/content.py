@@ -127,7 +127,7 @@ class Content:
         if not shared.any():
             return np.unique(np.linspace(0, n_items - 1, min(count, n_items)).astype(np.int64))
         among = np.flatnonzero(shared)
-        if len(among) > count:  # of a large catalogue, only what is as alike as the last one is sorted
+        if len(among) > count:  # in a large catalogue, sort only the items that are at least as alike as the last one returned
             among = among[shared[among] >= np.partition(shared[among], -count)[-count]]
         return among[np.argsort(-shared[among], kind="stable")[:count]]
 

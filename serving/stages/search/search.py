@@ -229,7 +229,7 @@ class Search:
 
     def set_servable(self, position: int, servable: bool) -> None:
         """Start or stop serving an item, whether the index holds it or not."""
-        if self.servable[position] == servable:  # as most often: shops send their whole catalogue again
+        if self.servable[position] == servable:  # the usual case: shops send their whole catalogue again
             return
         with self._lock:
             self.servable[position] = servable

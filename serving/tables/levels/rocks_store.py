@@ -100,7 +100,7 @@ class RocksStore:
             raise
 
     def _open_database(self) -> Rdict:
-        """Open the database anew. The old one closes when its last reader is done."""
+        """Open the database again. The old one closes when its last reader is done."""
         path = str(self._path)
         existing = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*existing, *self._families.values()} if self.writable else existing

@@ -152,7 +152,7 @@ class SharedFolder:
         for stale in root.glob(f"{ARENA_PREFIX}*"):
             if stale != self.path:
                 remove_unused(stale)
-        for left in root.glob(f"{REMOVED_PREFIX}*"):  # by a process that was killed before it had deleted all files
+        for left in root.glob(f"{REMOVED_PREFIX}*"):  # of a process that was killed before it had deleted all files
             delete_own(left)
         while not self._enter():
             pass

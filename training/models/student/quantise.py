@@ -13,7 +13,7 @@ from training.models.rankers.quantised_network import QuantisedNetwork
 from training.models.rankers.train_ranker import Ranker, RankerSettings, Report, compute_logits, draw_batches
 from training.models.student.distill import Lesson
 
-RANGE_BATCHES = 64  # from which the ranges of values are read
+RANGE_BATCHES = 64  # batches that give the ranges of values
 MOST_LOST = 0.01  # share of the student's NDCG@10 on validation requests; with more, it is trained in int8
 EPOCHS, LEARNING_RATE = 6, 1e-3
 

@@ -69,7 +69,7 @@ class LiveItems(Generic[StageArrays]):
     changed_sequence: int = field(default=0, init=False)
     read_sequence: int = field(default=0, init=False)
     n_behind: int = field(default=0, init=False)
-    _tokens: dict[int, set[int]] = field(default_factory=dict, init=False)  # of new items (../content.py), by position
+    _tokens: dict[int, set[int]] = field(default_factory=dict, init=False)  # tokens of new items (../content.py), by position
 
     def catch_up(self) -> None:
         """Apply everything that has changed until now, however many events that are."""

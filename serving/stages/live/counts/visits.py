@@ -75,7 +75,7 @@ def find_place(user, users, latest):
 
 @compiled
 def fill_table(kept, users, latest, count):
-    """Fill the hash table anew, so that it holds no user all of whose events are gone. Return the number of users in it."""
+    """Rebuild the hash table without users all of whose events are gone. Return the number of users in it."""
     latest[:] = NO_EVENT
     n_users = 0
     for number in range(max(0, count - len(kept)), count):

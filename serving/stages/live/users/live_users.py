@@ -145,7 +145,7 @@ def drop_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tu
     arrived_ms = records["received_ms"]
     is_over = (arrived_ms > 0) & (arrived_ms < 1_000 * time.time() - VISIT_MS)
     candidates = np.flatnonzero(is_over & (state.event_count[rows] > records["event_count"]))
-    if not len(candidates):  # as most often
+    if not len(candidates):  # the usual case
         return rows, records
     layout = Layout(records["history_ids"].shape[1], records["session_ids"].shape[1])
     known = make_records(state, np.array(rows)[candidates], layout)
