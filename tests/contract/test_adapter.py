@@ -218,7 +218,7 @@ def test_config_that_disagrees_with_the_stage_refuses_to_load(arguments):
 
 
 def test_a_record_of_other_fields_refuses_to_load(arguments):
-    """As many bytes, but two more numbers in place of a category."""
+    """The record has the right number of bytes, but two numbers in place of one category."""
     from serving.stages.adapter.triton import make_triton_model
 
     other = replace(INFO, axes=replace(AXES, user_categorical=1, user_continuous=3))
@@ -329,7 +329,7 @@ def records(spec, *user_ids: int, generation: int = 7) -> pb.InferenceRequest:
 
 
 def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path):
-    """Three requests, one of them of two rows and one of another generation."""
+    """There are three requests: one has two rows, and one is of another generation."""
     folder, info = tmp_path / "rank" / "7", replace(INFO, stage="rank")
     folder.mkdir(parents=True)
     info.write(folder)
@@ -360,7 +360,7 @@ def with_deadline(user_id: int, left_ms: float, budget_ms: float) -> pb.Inferenc
 
 
 def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
-    """The first of four stages wants three eighths of the time for the others."""
+    """The first of four stages must leave three eighths of the time to the others."""
     late, gone, in_time = with_deadline(1, 3_000, 10_000), with_deadline(2, -1, 100), with_deadline(3, 9_000, 10_000)
     responses = model.execute([late, gone])
     assert [response.error().code() for response in responses] == [pb.TritonError.UNAVAILABLE] * 2

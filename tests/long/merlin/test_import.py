@@ -57,7 +57,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def taught(dataset, tmp_path_factory):
-    """-> the folder that the training script leaves, with `hugectr` replaced."""
+    """Return the folder that the training script leaves. `hugectr` is replaced by a fake."""
     folder = tmp_path_factory.mktemp("hugectr")
     write_hugectr_data(dataset, folder, Settings(), Console(quiet=True))
     with pytest.MonkeyPatch.context() as patch:
@@ -80,12 +80,12 @@ def ours(features) -> Inputs:
 
 @pytest.fixture
 def folder(taught, tmp_path):
-    """A copy to break."""
+    """Return a copy that a test may damage."""
     return shutil.copytree(taught, tmp_path / "model")
 
 
 def from_bytes(folder: Path, numbers: np.ndarray, keys: list[list[list[int]]]) -> np.ndarray:
-    """Logits from the files alone, float64. numbers [N, Gu + Gp]; keys: per row, per slot, its keys."""
+    """Return the logits that the files give, float64 [N]. numbers: [N, Gu + Gp]; keys: for each row and slot, its keys"""
     layers = json.loads((folder / "dlrm.json").read_text())["layers"]
     weights = iter(np.fromfile(next(folder.glob("dlrm_dense_*.model")), "<f4").astype(np.float64))
     width = layers[1]["sparse_embedding_hparam"]["embedding_vec_size"]
@@ -135,7 +135,7 @@ def metadata(folder: Path) -> dict:
 
 class TestImport:
     def test_the_model_answers_what_its_files_say(self, taught, ours):
-        """On the very rows it was taught, lists and keys it never met included."""
+        """The rows are those that it was trained on, with lists, and with keys that are new to it."""
         model = import_dlrm(taught, "dlrm", ours, TAGS)
         table = pq.read_table(taught / "train" / "0.parquet").slice(0, 50).to_pydict()
         numbers = np.stack([table[name.replace(".", "_")] for name in ours.numbers], axis=1).astype(np.float32)
@@ -146,7 +146,7 @@ class TestImport:
         assert got.std() > 0.01
 
     def test_columns_in_another_order_and_not_all_of_them(self, folder, ours):
-        """The model was taught the reversed columns, less two numbers and one slot of the user."""
+        """The model was trained on the columns in reverse order, without two numbers and one slot of the user."""
         theirs = fewer(ours)
         retrain(folder, theirs)
         model = import_dlrm(folder, "dlrm", ours, TAGS)
@@ -171,7 +171,7 @@ def as_list(value) -> list[int]:
 
 
 def answers(model, ours: Inputs, numbers: np.ndarray, keys: list[list[list[int]]]) -> np.ndarray:
-    """The imported DLRM on rows of one candidate each: keys back to rows of the slots' tables."""
+    """Return the imported DLRM's logits for rows of one candidate each. Keys become rows of the slots' tables again."""
     longest = max(len(slot) for row in keys for slot in row)
     rows = np.zeros((len(keys), len(ours.slots), longest), np.int64)
     for r, row in enumerate(keys):
@@ -197,7 +197,7 @@ def fewer(ours: Inputs) -> Inputs:
 
 
 def retrain(folder: Path, theirs: Inputs) -> None:
-    """Random weights and rows for a model of other inputs, in place of the one in `folder`."""
+    """Replace the model in `folder` by one with other inputs, and with random weights and rows."""
     rng, width, hidden = np.random.default_rng(2), 4, 6
     n_rows = sum(slot.rows for slot in theirs.slots)
     slots = len(theirs.slots)
@@ -317,7 +317,7 @@ def repository(dataset, settings, tmp_path_factory) -> Path:
 
 
 def test_nvidias_containers_serve_it_too(dataset, settings, repository, taught, ours, tmp_path):
-    """PROFILE=merlin of the same settings: the cpu profile's answers, from HugeCTR's own rows behind `hps`."""
+    """With PROFILE=merlin and the same settings, answers equal the cpu profile's, and `hps` reads HugeCTR's own rows."""
     merlin = tmp_path / "merlin"
     build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
     recorded = read_recorded(repository / ENSEMBLE / "1" / RECORDED_FILE)
@@ -336,7 +336,7 @@ def test_nvidias_containers_serve_it_too(dataset, settings, repository, taught, 
 
 
 def test_an_export_serves_the_imported_model(repository, taught, ours, features):
-    """The whole way: [hugectr] model in the settings, and what the published rank stage answers real requests."""
+    """From [hugectr] model in the settings to the answers of the published rank stage to real requests."""
     rank = Rank.load(repository / "rank" / "1")
     recorded = read_recorded(repository / ENSEMBLE / "1" / RECORDED_FILE)
     given = Pipeline.load(repository).trace({name: values[:4] for name, values in recorded.inputs.items()})

@@ -50,7 +50,7 @@ def recorded(cpu):
 class TestAnswers:
     @pytest.mark.parametrize("triton", ["24.03", "modern"])
     def test_stages_in_parts_answer_like_whole_ones(self, exported, cpu, recorded, triton):
-        """The slow twin: the cpu profile's stages, in one process."""
+        """They are compared with the cpu profile's stages in one process."""
         whole = Pipeline.load(cpu, as_exported=True)(recorded.inputs)
         parts = MerlinPipeline(exported[triton], 1, "/models")(recorded.inputs)
         assert compare_answers(parts, whole, 1e-5) == ""
@@ -68,7 +68,7 @@ class TestAnswers:
             MerlinPipeline(exported["24.03"], 1, "/models")(inputs | {"temperature": np.full((1, 1), np.inf, np.float32)})
 
     def test_a_repository_that_other_code_exported(self, repository):
-        """Its wiring is for other tensors: that is said, and not a KeyError in the middle of a request."""
+        """Its wiring is for other tensors: loading it names them, instead of a KeyError during a request."""
         config = read_config(repository / "rank_features" / "config.pbtxt")
         config.parameters["record_user"].string_value = "user_id INT64 [1]"
         write_config(repository / "rank_features" / "config.pbtxt", config)

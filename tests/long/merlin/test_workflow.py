@@ -40,7 +40,7 @@ MODEL = "preprocess_workflow"
 
 @pytest.fixture(scope="module")
 def published(cpu, tmp_path_factory):
-    """A merlin repository with NVTabular in it, and the cpu profile's of the same shop."""
+    """Return a merlin repository that serves NVTabular, and the cpu profile's repository of the same shop."""
     merlin = tmp_path_factory.mktemp("shop") / "merlin"
     settings, dataset = Settings.model_validate(NVTABULAR), load_dataset(cpu.parent / "data")
     build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
@@ -49,7 +49,7 @@ def published(cpu, tmp_path_factory):
 
 @pytest.fixture
 def repository(published, tmp_path):
-    """A copy to break."""
+    """Return a copy that a test may damage."""
     return shutil.copytree(published[0], tmp_path / "repository")
 
 
@@ -67,7 +67,7 @@ def test_it_encodes_as_the_compiled_plan_does(published):
 
 
 def test_missing_values_and_any_text_reach_it(tmp_path):
-    """Alone and together: NVTabular sees columns without any value, and merlin-systems reads ASCII only."""
+    """In single requests and in batches: NVTabular gets columns without any value, and merlin-systems reads ASCII only."""
     texts = np.array(["red", "weiß", "50%", "%41", "red", "A", None, "", "never seen", "weiß".encode()], object)
     columns = {
         "text": texts,
@@ -93,7 +93,7 @@ def test_missing_values_and_any_text_reach_it(tmp_path):
 
 
 def test_categorify_still_needs_its_stand_in(tmp_path):
-    """Why Categories exists; when this fails, NVTabular has mended its Categorify and ours can go."""
+    """This fault is the reason for Categories. When this test fails, NVTabular has mended Categorify: remove ours."""
     frame = pd.DataFrame({"text": pd.Series(["a", None], dtype=object)})
     workflow = Workflow(["text"] >> ops.Categorify(out_path=str(tmp_path))).fit(Dataset(frame, cpu=True))
     with pytest.raises(RuntimeError, match="Failed to categorical encode column text"):
@@ -101,7 +101,7 @@ def test_categorify_still_needs_its_stand_in(tmp_path):
 
 
 def test_the_pickle_holds_no_code(published):
-    """Only references to classes: the containers have another Python. Of ours it names the operators alone."""
+    """It only refers to classes, because the containers have another Python. Our only classes in it are the operators."""
     modules = set()
 
     class Reading(pickle.Unpickler):

@@ -43,7 +43,7 @@ def test_what_a_running_server_holds_stays(repository):
 
 
 def test_as_many_of_the_newest_generations_stay_as_are_asked_for(repository):
-    """So that servers elsewhere, which this machine does not know, have time to move."""
+    """Servers on other machines, which this one does not know, need time to move."""
     for _ in range(4):
         publish_once(repository, keep=3)
     assert list_versions(repository) == {3, 4, 5}

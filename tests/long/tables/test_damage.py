@@ -152,7 +152,7 @@ def as_killed(config: LevelsConfig) -> None:
 @pytest.mark.parametrize("damage", LOG_DAMAGE.values(), ids=LOG_DAMAGE)
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_log_that_lost_rows_is_noticed(config, damage, writable):
-    """RocksDB takes it for complete."""
+    """RocksDB itself takes such a log for complete."""
     as_killed(config)
     store = open_l3(config, writable)
     np.testing.assert_array_equal(store.read({"items": KEYS})[0]["items"][0], newest())
@@ -181,7 +181,7 @@ def _open_over_garbage(config: LevelsConfig, report: str) -> None:
 
 
 def test_opening_over_garbage_in_the_log_comes_back(config, tmp_path):
-    """Over some such logs (one in forty) RocksDB's secondary does not."""
+    """On one in forty of such logs, opening RocksDB's secondary hangs."""
     as_killed(config)
     arguments = (config, str(tmp_path / "report"))
     process = PROCESSES.Process(target=_open_over_garbage, args=arguments, daemon=True)
@@ -217,7 +217,7 @@ def test_the_updater_fills_a_damaged_database_again_and_replays(followed, instan
 
 @pytest.mark.parametrize("name", ["blocks", "log"])
 def test_damage_while_all_are_at_work(followed, instance, name):
-    """An instance meets it first: it says so in the folder, and the updater looks there."""
+    """An instance detects it first, and marks the folder, which the updater watches."""
     tiers = instance(replace(followed, arena="other"))
     with updating(followed) as updater:
         until(lambda: updater.applier.l3_open)
@@ -258,7 +258,7 @@ def test_a_database_that_somebody_writes_is_left_to_them(config):
 
 
 def test_an_instance_opens_what_took_the_place_of_its_database(config, instance):
-    """Also where nobody updates rows, and what it had open can be read as before."""
+    """This also holds without an updater, and if the files that it has open can still be read."""
     tiers = instance(config)
     recovers(tiers, random_rows(ROWS, WIDTH))
     opened = tiers.lower.l3.store
@@ -269,7 +269,7 @@ def test_an_instance_opens_what_took_the_place_of_its_database(config, instance)
 
 
 def test_rows_of_a_database_that_was_put_aside_are_not_given_when_they_were_updated_since(config, instance, monkeypatch):
-    """Also by an instance whose upkeep does not come to look."""
+    """This also holds for an instance whose background check does not run."""
     monkeypatch.setattr(filling, "UPKEEP_EVERY_S", 3_600.0)
     tiers = instance(config)
     recovers(tiers, random_rows(ROWS, WIDTH))
@@ -371,7 +371,7 @@ def test_a_disk_without_room_for_the_first_load(config, tmp_path):
 
 
 def test_a_file_system_that_takes_no_folder(config, instance, tmp_path):
-    """/proc is one, also for root; a link lets the folder move to one that does."""
+    """/proc is such a file system, even for root. A link then moves the folder to a file system that takes it."""
     (tmp_path / "link").symlink_to("/proc")
     config = replace(config, rocksdb=RocksConfig(str(tmp_path / "link" / "db")))
     tiers = instance(config)

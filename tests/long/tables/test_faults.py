@@ -97,7 +97,7 @@ def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
 
 
 def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings, tmp_path):
-    """They may be older than what was there, so they are kept nowhere."""
+    """They may be older than the database's rows, so no level caches them."""
     (tmp_path / "db").write_text("not a database")
     tiers = open_tiers(PARTIAL, **settings)
     own, degraded = own_or_default(tiers)
@@ -115,7 +115,7 @@ def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings
 
 
 def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
-    """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
+    """A database that opens may still have unreadable rows. Without the pause it would be opened again five times a second."""
     tiers = open_tiers(PARTIAL, **settings)
     assert own_or_default(tiers)[0].all()
     tiers.settle()  # what it still reads in the background would end the pause
@@ -184,7 +184,7 @@ def test_errors_of_rocksdb_name_the_place_and_the_remedy(tmp_path):
 
 # --- shared memory ------------------------------------------------------------------------------------------------------------
 def test_no_room_in_shared_memory(open_tiers, settings, monkeypatch):
-    """L3 answers alone, degraded; when there is room the rows move in."""
+    """L3 alone answers, and answers are degraded. Once there is space, the rows are copied into shared memory."""
 
     def full(*_):
         raise OSError(28, "No space left on device")

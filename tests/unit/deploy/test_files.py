@@ -124,7 +124,7 @@ def test_our_own_metrics_are_named_as_prometheus_asks():
 
 
 def test_durations_are_histograms():
-    """Quantiles over a count of latest ones outlive what they measured where few come. Triton's own are not ours to name."""
+    """With few requests, quantiles of the latest ones stay for long after them. Triton's own metrics are left out."""
     assert [query for query in QUERIES if re.search(r"recommender_\w+(\{[^}]*quantile)", query)] == []
     drawn = [query for query in QUERIES if re.search(r"recommender_\w+_bucket", query)]
     assert len(drawn) >= 5

@@ -159,7 +159,7 @@ def test_nonsense_is_answered_or_refused_and_never_an_error_of_ours(gateway):
 
 
 def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatch):
-    """Who kept a connection open after an answer goes last; who waits for an answer is never cut off."""
+    """A connection that is idle after an answer is closed last. One that waits for an answer is never closed."""
     most = 4
     monkeypatch.setattr(protocol, "MOST_CONNECTIONS", most)
     with listening(gateway().app, GatewaySettings(header_timeout_s=SILENT_S)) as address, contextlib.ExitStack() as open_ones:

@@ -199,7 +199,7 @@ def test_disk_bytes_of_a_real_rocksdb(tmp_path):
 
 @pytest.mark.parametrize(("width", "step"), [(4, 1), (16, 1), (64, 1), (128, 1), (4, 9_876_543_210), (128, 9_876_543_210)])
 def test_planned_memory_of_rocksdb_is_what_it_reports(tmp_path, width, step):
-    """For index and filters of a loaded table that an instance has open, with consecutive or scattered keys."""
+    """It is the memory of index and filters of a loaded table in one instance, with consecutive or scattered keys."""
     rows = 100_000
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"item": width, "user": width}, writable=True)
     vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)

@@ -159,7 +159,7 @@ def test_the_two_static_spellings_may_agree():
 
 
 def test_tables_without_names_are_no_tables():
-    """A counts them, B calls all of them "": their rows would be looked for in different places."""
+    """Parser A counts them, and parser B names all of them "", so the two would look for their rows in different places."""
     _, findings = check_document(document(cache_refresh_percentage_per_iteration=0.2))
     assert "models[0].embedding_table_names" in errors(findings)
 

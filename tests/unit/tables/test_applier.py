@@ -68,7 +68,7 @@ def test_the_last_row_of_a_key_wins_within_one_batch(config, instances, start_ap
 
 
 def test_replays_change_nothing_on_any_level(config, instances, start_applier):
-    """Not even for a moment: a consumer that starts again from further back must not bring back older rows."""
+    """Not even for a moment may a consumer that starts from an earlier offset bring back older rows."""
     tiers, applier, log, keys = instances(), start_applier(config), Log(), np.arange(0, ROWS, 2)
     batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
     for batch in batches:
@@ -109,7 +109,7 @@ def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config,
 
 
 def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances, start_applier):
-    """The race of every cache: an old row is on its way up while the new one passes it."""
+    """This is the race of every cache: an old row is being inserted while the new one is written."""
     tiers = instances(replace(config, tables=(replace(TABLE, l2_rows=128),)))
     keys = np.array([200, 201])
     old, _ = tiers.lower.fetch({"items": keys})  # read from L3 …
@@ -195,8 +195,8 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
 
 
 def test_what_an_updater_showed_before_it_died_stays(config, instances, start_applier):
-    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them,
-    until the next updater has stored them. It dies at each of its lines, every eleventh of them here."""
+    """Rows that it had half written are emptied. Until the next updater stores them, they come from the ring, if it had announced
+    them, and not from RocksDB, which lacks them. It may die at any of its lines; every eleventh is tried here."""
     tiers, log, keys, shown = instances(), Log(), np.arange(0, ROWS, 2), []
     for turn in count():
         before, after, dead = versions(keys, 2 * turn), versions(keys, 2 * turn + 1), start_applier(config)

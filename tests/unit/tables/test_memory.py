@@ -23,7 +23,7 @@ def arena(tmp_path) -> Path:
 
 
 def test_who_enters_an_arena_while_it_is_removed_keeps_the_files_that_he_maps(arena, tmp_path, monkeypatch):
-    """The deletion reaches `users` first, as the file system lists it: from then on nothing tells that somebody enters."""
+    """The file system lists `users` first, so it is deleted first. From then on, nothing shows that a process enters."""
     delete, entered = shutil.rmtree, list[SharedFolder]()
 
     def delete_slowly(folder: Path, ignore_errors: bool = False) -> None:
@@ -42,7 +42,7 @@ def test_who_enters_an_arena_while_it_is_removed_keeps_the_files_that_he_maps(ar
 
 
 def test_an_arena_that_took_the_place_of_the_unused_one_is_kept(arena, tmp_path, monkeypatch):
-    """Between the look at `users` and its lock, another process removes the arena and a third one makes it anew."""
+    """Between the check of `users` and its lock, one process removes the arena and another one creates it again."""
     lock, entered = fcntl.flock, list[SharedFolder]()
 
     def lock_late(file, kind: int) -> None:

@@ -107,7 +107,7 @@ def test_small_shared_memory_is_left_alone(folder, shared, monkeypatch):
 
 
 def test_a_database_beside_ours_that_cannot_be_judged_is_left_alone(config, instances, tmp_path):
-    """Its generation may be in another user's folder; here its path is too long to look for."""
+    """Its generation may be in a folder of another user. Here, its path is too long for a file system call."""
     beside = tmp_path / "beside"
     beside.mkdir()
     (beside / USERS_FILE).touch()

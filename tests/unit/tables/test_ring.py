@@ -44,7 +44,7 @@ def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batc
 
 
 def test_a_position_beyond_the_ring_counts_as_lapped():
-    """Left over from an arena that is gone: nothing is known, so everything may have changed."""
+    """A removed arena left the position behind. Nothing is known since, so every row may have changed."""
     ring = make_ring()
     assert ring.read_since(5) is None
     assert ring.find_changed(np.arange(3), 5).all()
@@ -61,7 +61,7 @@ def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
 
 
 def test_what_a_dead_publisher_overwrote_stays_overwritten():
-    """Its successor's rows are fewer: who has not read what lay behind them must not read the dead one's."""
+    """The successor wrote fewer rows. A reader that is behind must not read those of the dead publisher after them."""
     ring = make_ring()
     old, staged = np.arange(ring.size), ring.most_staged
     ring.publish(old, rows_of(list(old)))

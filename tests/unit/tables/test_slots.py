@@ -95,7 +95,7 @@ def test_any_int64_key_but_the_reserved_ones(keys):
 
 
 def test_keys_that_share_set_and_tag_are_told_apart():
-    """All keys in one set, and all with the same low 16 bits: only the full comparison separates them."""
+    """All keys are in one set and have the same low 16 bits, so only the comparison of whole keys separates them."""
     table = table_of("cached", capacity=WAYS)
     keys = np.arange(WAYS, dtype=np.int64) << 16
     put(table, keys)
@@ -106,7 +106,7 @@ def test_keys_that_share_set_and_tag_are_told_apart():
 
 
 def test_frequent_rows_stay_when_others_pass_through():
-    """A scan over many rows that are asked once must not push out the ones asked all the time."""
+    """A scan over many rows that are read once must not evict the rows that are read all the time."""
     table = table_of("cached", capacity=512)
     hot = np.arange(100)
     put(table, hot)
@@ -190,7 +190,7 @@ def test_a_row_that_is_being_written_is_waited_for(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind):
-    """It would count as missing, and be asked of RocksDB while a request waits. Two writes, before any two lines of a read."""
+    """Otherwise it would count as missing, and a request would wait for RocksDB. Two writes happen at every point of a read."""
     table, keys = table_of(kind), np.arange(N_KEYS + 1)  # the last one is missing, so that a read looks slot by slot
     put(table, keys[:-1])
     with interrupted_at({}, *MODULES) as n_lines:
@@ -213,7 +213,7 @@ def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("written", [[1, 2, 3], [16, 17]], ids=["rows that are there", "new rows"])
 def test_a_writer_that_dies_at_any_line_leaves_no_torn_row(kind, written):
-    """Rows that it did not write stay as they were, the neighbours of its rows among them."""
+    """All rows that it did not write stay as they were, also those next to its own."""
     shown = []
     for line in count(1):
         table, keys = table_of(kind, capacity=8 * WAYS, n_keys=20), np.arange(20)

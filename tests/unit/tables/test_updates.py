@@ -94,7 +94,7 @@ def test_a_message_at_fault_is_refused_alone(config, instances):
 
 
 def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instances, caplog):
-    """It had begun with messages 0 to 2. In pieces, a key's first row among them would follow its last."""
+    """It had begun with messages 0 to 2. Applied in parts, a key's first row would come after its last one."""
     instances()
     updater = Updater(replace(config, updates=UpdateConfig()))
     updater.applier.shared["items"].ring.begun[0] = 3
@@ -242,7 +242,7 @@ def test_what_was_applied_is_committed_while_it_runs(followed, instances, publis
 
 
 def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_rows(followed, instances, publish):
-    """Consumed, applied to memory and said to be so is not enough: were the machine to fail now, they must come again."""
+    """It is not enough that they are consumed and applied to memory: if the machine fails now, they must be read again."""
     tiers, keys = instances(), np.arange(20)  # which L2 holds
     with ExitStack() as while_down, ExitStack() as running:
         while_down.enter_context(held_by_another_writer(followed))  # before the updater would open the database

@@ -167,7 +167,7 @@ def test_nobody_is_both_learned_from_and_held_out(share, most):
 
 
 def test_a_user_with_more_examples_than_may_be_held_out_leaves_room_for_others():
-    """Whoever comes first: without others, nobody would tell when to stop."""
+    """This holds whichever user is drawn first: without another held-out user, nothing would tell when to stop."""
     users = np.append(np.zeros(300, np.int64), np.arange(1, 50))
     settings = TowerSettings(held_out_share=0.1, most_held_out=100)
     for seed in range(60):

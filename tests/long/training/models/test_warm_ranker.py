@@ -110,7 +110,7 @@ def vectors_by_favourite(features: Features, model: DLRM) -> dict[str, np.ndarra
 
 
 def test_favourite_categories_keep_their_vectors_where_a_new_category_comes_first(generations, first, scratch, kept):
-    """It moves the codes of all others."""
+    """The new category changes the codes of all others."""
     dataset = load_dataset(DATA)
     bought = dataset.items["item_id"] == dataset.interactions["item_id"].mode()[0]
     items = dataset.items.assign(category=dataset.items["category"].mask(bought, "! new"))

@@ -60,7 +60,7 @@ def test_rank_scores_equal_the_trained_model(trained):
 
 @pytest.mark.parametrize(("compression", "exact"), [("none", 1.0), ("distilled", 1.0), ("pruned", 1.0), ("int8", 0.95)])
 def test_every_compression_is_served_as_it_was_trained(trained, tmp_path, compression, exact):
-    """With int8, few scores read a value that is rounded up here and down there."""
+    """With int8, a few scores differ, because the two round a value in different directions."""
     ranker = trained.ranking.ranker
     if compression != "none":
         lesson = lesson_of(ranker, [trained.requests], trained.requests)
@@ -114,7 +114,7 @@ def test_a_request_is_answered_alone_as_in_a_batch(trained):
 
 
 def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
-    """Three requests at a time, the last two together, and all rows looked up at once."""
+    """Three requests are scored at a time, and at the end two. The rows of all are looked up at once."""
     inputs, runs = tensors(trained, np.arange(32)), []
 
     class Counted:

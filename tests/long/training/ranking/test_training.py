@@ -47,7 +47,7 @@ def test_training_twice_gives_the_same_models(trained):
 
 
 def test_the_epoch_with_the_highest_likelihood_of_what_was_taken_is_kept(trained):
-    """Not the last one, where it fits the taught requests too closely."""
+    """The last epoch may overfit the training requests."""
     said: list[str] = []
     taught, requests = (trained.requests.take(rows) for rows in np.array_split(np.arange(len(trained.requests)), 2))
     settings = replace(SETTINGS.ranker, epochs=8, learning_rate=0.02)
@@ -93,7 +93,7 @@ def test_a_student_is_the_same_whenever_it_is_taught(trained):
 
 
 def test_unlabelled_requests_are_those_that_will_be_served(trained):
-    """One of each user of the log, as the store serves it; of a random part of the users where there are too many."""
+    """There is one for each user of the log, as the store serves it, or for a random part of too many users."""
     features, train, rng = trained.features, trained.train, np.random.default_rng(0)
     given = trained.ranking.statistics, popularity_retrieve(features, train)
     found = make_unlabelled_requests(features, train, *given, 1_000, rng)
@@ -187,7 +187,7 @@ def test_requests_know_sales_up_to_their_moment_or_those_of_the_export_and_say_w
 
 
 def test_requests_know_what_their_user_did_within_a_candidates_category(trained):
-    """Before the request, and as of it; without events as of the export."""
+    """Requests with live events know it as of the request, the others as of the export."""
     tables = [{"name": "own", "entity": "user x department", "value": "count", "function": "last", "n": 1}]
     description = trained.dataset.description.model_copy(update={"aggregations": tables})
     dataset, train = replace(trained.dataset, description=description), trained.train
@@ -237,7 +237,7 @@ def test_users_who_validate_teach_nothing(requests_made):
 
 
 def test_who_validates_in_another_generation_does_not_teach_in_visits(requests_made):
-    """Nor where the latest moment has no request of theirs: their next generation starts from these weights."""
+    """This also holds if they have no request at the latest moment: the next generation starts from these weights."""
     by_moment, in_visits = requests_made
     _, _, validation = hold_out(by_moment, in_visits, 0.3)
     missing = validation.user_ids[0]
@@ -354,7 +354,7 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
 
 
 def test_a_number_that_was_constant_while_teaching_does_not_rule_what_is_served(trained):
-    """Sales of the last week, say: none in a log that was cut off earlier, some in the served one."""
+    """Sales of the last week are an example: the earlier part of the log has none, and the served generation has some."""
 
     def with_last_number(requests, values):
         numbers = requests.items.numbers.copy()

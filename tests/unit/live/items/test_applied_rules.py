@@ -214,7 +214,7 @@ def test_an_empty_file_removes_no_rules_but_an_empty_section_does(apply_file):
 
 @pytest.mark.parametrize("text", [None, "{", '{"version": "two"}'])
 def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
-    """None: a file has the folder's place, which fails as a folder does that another user closed."""
+    """text None: a file has the folder's name, and fails like a folder without permission."""
     folder = tmp_path / "rules"
     if text is None:
         folder.touch()

@@ -152,7 +152,7 @@ def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
 
 
 def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tiers, server, start_applier):
-    """It goes on holding the rows of before them."""
+    """Redis keeps the rows from before these updates."""
     rows = random_rows(ROWS, WIDTH)
     right(tiers)
     tiers.settle()

@@ -35,7 +35,7 @@ def test_a_machine_that_lags_brings_back_no_older_row(config, machine):
 
 
 def test_a_machine_that_lags_fills_nothing_in(config, machine, server):
-    """Redis threw rows out. Who has not read the log so far may have old ones of them."""
+    """Redis evicted rows. A machine that has not read the whole log may have older versions of them."""
     log, keys = Log(), np.arange(ROWS)
     (ahead, first), (behind, second) = machine("first"), machine("second")
     batches = [log.batch(keys, version(number)) for number in range(2)]
@@ -74,7 +74,7 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
 
 
 def test_batches_of_few_rows_move_the_log_of_every_hash(config, machine, server):
-    """So each of them knows what is old, though it had no row in most batches."""
+    """So every hash knows which updates it has, although most batches had no row of it."""
     log, (_, first), (_, second) = Log(), machine("first"), machine("second")
     batches = [log.batch(np.array([number % 5]), version(number)[:1]) for number in range(12)]
     for batch in batches:
