@@ -81,8 +81,8 @@ def shared():
 
 
 def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch):
-    """The C library gives each reading thread a heap of its own, and memory that RocksDB frees in one heap serves no other: 8 to
-    43 MiB a process, depending on the look-ups. The plan states that it leaves them out. Here, one heap serves all threads."""
+    """The C library gives each reading thread a heap of its own, and memory that RocksDB frees in one serves no other: 8 to 43
+    MiB a process, depending on the look-ups. The plan states that it leaves them out. Here, one heap serves all threads."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     budgets = Budgets(l1_bytes=64 * MIB, l2_bytes=20 * MIB, l3_bytes=1024 * MIB, instances=INSTANCES, max_batch_size=BATCH)
     plan = plan_levels((SPEC,), budgets)

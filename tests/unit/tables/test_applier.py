@@ -195,7 +195,7 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
 
 
 def test_what_an_updater_showed_before_it_died_stays(config, instances, start_applier):
-    """Rows that it had half written are emptied. Until the next updater stores them, they come from the ring, if it had announced
+    """Rows that it had half written are emptied. Until the next updater stores them, they come from the ring, if it had named
     them, and not from RocksDB, which lacks them. It may die at any of its lines; every eleventh is tried here."""
     tiers, log, keys, shown = instances(), Log(), np.arange(0, ROWS, 2), []
     for turn in count():

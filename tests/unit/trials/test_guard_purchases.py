@@ -27,9 +27,9 @@ BOTH = 4_000  # answers of each arm
     ],
 )
 def test_a_challenger_that_is_clicked_more_has_to_be_bought_as_often(mode, bought, state, reason):
-    """The champion has views of 40 % and purchases of 2 % of its answers. bought: of the challenger's
+    """Of the champion's answers, 40 % are viewed and 2 % are bought from. bought: answers of the challenger with a purchase
 
-    An experiment that is over after seven days then ends without a decision if it has none.
+    After seven days the experiment ends, without a decision if there was none.
     """
     champions, challengers = ("champion", "challenger") if mode == "ab" else ("interleaved", "interleaved")
     teams = None if mode == "ab" else [0, 1]
