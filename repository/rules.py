@@ -97,7 +97,7 @@ def find_misfits(
         if pin.slot >= items_returned:
             yield (
                 f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
-                "Choose a slot in that range, or export with a larger K."
+                "Choose a slot in that range, or export with a larger [pipeline] items_returned."
             )
     if config.exploration and config.exploration.slots > items_returned:
         yield f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."

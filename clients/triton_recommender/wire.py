@@ -131,7 +131,8 @@ def check_k(k: int | None, most: int) -> None:
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise InvalidRequest(f"k is {k!r}; expected a whole number from 1 to {most}.")
     if k > most:
-        raise InvalidRequest(f"k is {k}; this server returns {most} items at most. Ask for fewer, or export with a larger K.")
+        remedy = "Ask for fewer, or export with a larger [pipeline] items_returned."
+        raise InvalidRequest(f"k is {k}; this server returns {most} items at most. {remedy}")
 
 
 def check_among(count: int, most: int) -> None:

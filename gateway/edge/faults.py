@@ -51,4 +51,5 @@ def describe_fault(fault: Mapping[str, Any], place: Iterable[object], known: Ite
         expected = fault["msg"]
         for phrase, replacement in PHRASES.items():
             expected = expected.replace(phrase, replacement)
-    return f"{name} is {fault['input']!r:.60}; {expected}." if name else f"{expected[0].upper()}{expected[1:]}."
+    value = "empty" if fault["type"] == "too_short" else f"{fault['input']!r:.60}"
+    return f"{name} is {value}; {expected}." if name else f"{expected[0].upper()}{expected[1:]}."

@@ -75,8 +75,8 @@ class EventAdmission:
                 shown = names[row][:40].decode(errors="replace")
                 faults.setdefault(
                     row,
-                    f"event is {shown!r}; expected one of {known}, or none. Another kind is declared as [events.NAME] in "
-                    "dataset.toml, before the next export.",
+                    f"event is {shown!r}; expected one of {known}, or none. To use another kind, declare it as "
+                    "[events.NAME] in dataset.toml and export again.",
                 )
         for name in ("event_id", "request_id"):
             refuse_long(faults, name, inputs[name][:, 0], MAX_TEXT_BYTES)

@@ -213,7 +213,7 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
         ({"user": "7", "category": " "}, "category is ' '; expected at least 1 character."),
         ({"user": "7", "category": "x" * 257}, "expected at most 256 characters."),
         ({"user": "7", "category": ["mugs", "bags"]}, "category is given more than once"),
-        ({"user": "7", "among": " , "}, "among is (); expected at least one value."),
+        ({"user": "7", "among": " , "}, "among is empty; expected at least one value."),
         ({"user": "7", "among": ",".join(map(str, range(257)))}, "among has 257 items; expected 1 to 256. Send fewer."),
         ({"user": "7", "among": "red"}, "item is 'red'"),
         ({"user": "7", "context.device": ["phone", "tablet"]}, "context.device is given more than once"),
