@@ -88,7 +88,7 @@ def diff(
         typer.echo(json.dumps(differences))
         return
     if not differences:
-        typer.echo(f"Generations {one} and {other} differ in nothing.")
+        typer.echo(f"Generations {one} and {other} do not differ.")
         return
     table = Table(Column("key", overflow="fold"), f"generation {one}", f"generation {other}")
     for key, (first, second) in differences.items():

@@ -96,7 +96,7 @@ def find_misfits(
     for pin in config.pinned:
         if pin.slot >= items_returned:
             yield (
-                f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
+                f"rules: item {pin.item_id} is pinned to slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
                 "Choose a slot in that range, or export with a larger [pipeline] items_returned."
             )
     if config.exploration and config.exploration.slots > items_returned:

@@ -1,4 +1,4 @@
-"""Find the faults of a running server that only a restart mends: it ended, lost a model's process, was paused, or hangs."""
+"""Find the faults of a running server for which it needs a restart: it ended, lost a model's process, was paused, or hangs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Observer:
             self._progress_s = now_s
         self._answers = answers
         if now_s - self._progress_s > HANGS_S:
-            return f"{ENSEMBLE} has answered nobody for {HANGS_S:g} s"
+            return f"{ENSEMBLE} has answered no request for {HANGS_S:g} s"
         return ""
 
 

@@ -43,7 +43,7 @@ def apply(
     if unknown := find_unknown_items(repo, values):
         typer.echo(
             f"warning: neither the catalogue nor an upsert has {', '.join(unknown)}. Correct a mistyped id, and apply the "
-            "rules again; an item that is yet to come is blocked or pinned as soon as an upsert adds it",
+            "rules again; an item that is added later is blocked or pinned as soon as an upsert adds it",
             err=True,
         )
 

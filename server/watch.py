@@ -233,7 +233,7 @@ class Watch:
     def _leave_generation(self, state: ServerState, fault: str) -> None:
         """Restart with another generation whose files are intact; without one, take the model out of service."""
         say(fault)
-        self._leases.release()  # whoever mends the files must not wait
+        self._leases.release()  # a person who restores the files must not wait
         if generation := find_other_generation(state):
             self._try_to_write(partial(pin, state.repo, generation))
             self._try_to_write(partial(stop_experiment, state.repo, generation, fault))

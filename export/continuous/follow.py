@@ -184,7 +184,7 @@ class Split:
 
 
 def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
-    """Raise ConfigError for what no later round would find mended.
+    """Raise ConfigError for faults that time does not correct, so that every later round would fail too.
 
     That is another shop's data set, no live events, no user to meet a new generation, or a folder that cannot be written.
     """

@@ -31,8 +31,8 @@ def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
     """Return a description of a ranker for one line of output."""
     if not ranker.learned:
         return (
-            "learned nothing, because none of the requests to learn from, or to validate, has an item that its user took among "
-            "the retrieved ones: items keep retrieval's order"
+            "learned nothing, because none of the requests for training, or none for validation, retrieved an item that its "
+            "user took: items keep retrieval's order"
         )
     found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} among the retrieved items of validation requests".format(
         **ranker.quality

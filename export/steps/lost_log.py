@@ -25,7 +25,7 @@ def refuse_lost_log(dataset: Dataset, repository: Path) -> None:
         manifest = read_manifest(repository, generation)
         name, learned = manifest["dataset"]["name"], manifest["log"]["events"]
     except (ArtifactError, ConfigError, KeyError):
-        return  # a damaged or older generation says nothing about the log, and a new export is what mends it
+        return  # a damaged or older generation says nothing about the log, and a new export replaces it
     events = len(dataset.interactions)
     if name == dataset.description.name and events < LEAST_SHARE * learned:
         raise ExportError(

@@ -66,7 +66,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
         process, log_path = _start(state, int(state.settings["gateway_port"]), str(state.settings["gateway_config"]), run_dir)
         if wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S):
             stop(state.tag)
-            kept = f"Nor does it start as it was, so there is no gateway now. Mend the settings; its log is {log_path}."
+            kept = f"Nor does it start as it was, so there is no gateway now. Correct the settings; its log is {log_path}."
         raise ServerError(f"The gateway does not start as asked: {reason}. {kept}")
     url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split('"')[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})

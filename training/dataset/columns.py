@@ -168,7 +168,7 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
     except pa.ArrowInvalid as error:
         raise _explain_unreadable(path, str(error)) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read to its end: {error}. Compress it again, or mend its name.") from error
+        raise DataError(f"{path} cannot be read to its end: {error}. Compress it again, or correct its name.") from error
     columns = {}
     for name in names:
         chunks = table.column(name).chunks  # they share one dictionary now
@@ -195,7 +195,7 @@ def _explain_unreadable(path: Path, reason: str) -> DataError:
             f"{path}: {row[0] if row else 'a row'} is not UTF-8. Expected UTF-8: save or convert the file as UTF-8."
         )
     shown, line_break, _ = reason.partition("\n")  # a quote without an end takes the lines that follow into its value
-    remedy = f"Quote values that hold the separator {_find_separator(path)!r}, close every quote, or mend that row"
+    remedy = f"Quote values that hold the separator {_find_separator(path)!r}, close every quote, or correct that row"
     return DataError(
         f"{path}: {shown}{' …' if line_break else ''}. {remedy}; .csv files are separated by commas, .tsv files by tabs."
     )
@@ -249,5 +249,5 @@ def _check_columns(path: Path, names: list[str], header: list[str]) -> None:
             )
     names_there = ", ".join(map(repr, header))
     raise DataError(
-        f"{path}: column {absent[0]!r} is not there. Row 1 has: {names_there}. Mend the name in dataset.toml or the file."
+        f"{path}: column {absent[0]!r} is not there. Row 1 has: {names_there}. Correct the name in dataset.toml or the file."
     )

@@ -231,7 +231,7 @@ def read_description(folder: Path) -> Description:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not valid TOML: {error}. Mend that line; data/README.md shows the format.") from error
+        raise DataError(f"{path} is not valid TOML: {error}. Correct that line; data/README.md shows the format.") from error
     try:
         return Description.model_validate(content)
     except ValidationError as error:
@@ -259,4 +259,4 @@ def _explain(error: ValidationError) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] != "value_error":  # messages of our own name what was given
         message += f", got {fault['input']!r:.60}"
-    return f"{where}{key}{': ' if key else ''}{message}. Mend it; data/README.md shows the format."
+    return f"{where}{key}{': ' if key else ''}{message}. Correct it; data/README.md shows the format."

@@ -212,7 +212,7 @@ def _note_odd_ids(columns: list[Column], names: pd.DataFrame | None) -> list[str
         return []
     return [
         f"{columns[0].name}: all ids are text, because {len(odd):,} of {len(texts):,} are not integers, such as {odd[0]!r}. "
-        "Mend these if ids should stay integers"
+        "Correct these if ids should stay integers"
     ]
 
 
@@ -249,8 +249,8 @@ def _note_seen_before(interactions: pd.DataFrame) -> list[str]:
     if seen_before <= MOST * firsts.sum():
         return []
     return [
-        f"{seen_before:,} of {firsts.sum():,} first positives of a user with an item come after a row of both that is not "
-        "positive, such as a view. Items of such rows count as seen, and are not recommended to their users. "
+        f"{seen_before:,} of {firsts.sum():,} first positives of a user and an item come after another row of the two that is "
+        "not positive, such as a view. Items of such rows count as seen, and are not recommended to their users. "
         "Leave the rows out of the log, or set [pipeline] filter_seen = false"
     ]
 

@@ -71,7 +71,7 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
         yield Finding("error", where, fact, "Change those files instead, or export the repository again.")
     if placed.backend != "tensorrt":
         fact = "It is served by ONNX Runtime: the start script found no engine when it last ran"
-        yield Finding("warning", where, fact, "Read the output of build_engines.py, mend the cause, and start again.")
+        yield Finding("warning", where, fact, "Read the output of build_engines.py, correct the cause, and start again.")
     for version in config.version_policy.specific.versions:
         yield from check_version(config, model / str(version), where)
     for fact in (*find_placement_faults(config), *find_batching_faults(config)):

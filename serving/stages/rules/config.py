@@ -178,7 +178,7 @@ class RulesConfig:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"rules: {path} cannot be read as JSON: {error}. Mend the file, or leave the rules out."
+                f"rules: {path} cannot be read as JSON: {error}. Correct the file, or leave the rules out."
             ) from error
         return cls.from_dict(values)
 

@@ -93,7 +93,7 @@ def test_missing_values_and_any_text_reach_it(tmp_path):
 
 
 def test_categorify_still_needs_its_stand_in(tmp_path):
-    """This fault is the reason for Categories. When this test fails, NVTabular has mended Categorify: remove ours."""
+    """This fault is the reason for Categories. When this test fails, NVTabular has corrected Categorify: remove ours."""
     frame = pd.DataFrame({"text": pd.Series(["a", None], dtype=object)})
     workflow = Workflow(["text"] >> ops.Categorify(out_path=str(tmp_path))).fit(Dataset(frame, cpu=True))
     with pytest.raises(RuntimeError, match="Failed to categorical encode column text"):

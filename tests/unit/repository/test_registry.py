@@ -131,7 +131,7 @@ def test_only_what_differs_is_shown(repo):
     assert diff_generations(repo, 1, 2) == {"settings.pipeline.seed": (0, 7)}
     assert diff_generations(repo, 1, 1) == {}
     assert "settings.pipeline.seed" in run(repo, "diff", "1", "2").stdout
-    assert run(repo, "diff", "1", "1").stdout == "Generations 1 and 1 differ in nothing.\n"
+    assert run(repo, "diff", "1", "1").stdout == "Generations 1 and 1 do not differ.\n"
     with pytest.raises(ConfigError, match=r"Generation 3 is not in .*\[1, 2\]"):
         diff_generations(repo, 1, 3)
 

@@ -291,7 +291,7 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RulesConfig(pinned=(Pin(10, K),)), "pinned item 10 wants slot 8; lists have slots 0 to 7"),
+        (RulesConfig(pinned=(Pin(10, K),)), "item 10 is pinned to slot 8; lists have slots 0 to 7"),
         (RulesConfig(exploration=Exploration(K + 1)), "exploration.slots is 9, but a list has 8 slots"),
         (RulesConfig(category_caps={"Cup": 1}), "names 'Cup', which no item has. Did you mean 'Cups'"),
         (RulesConfig(provider_floor=ProviderFloor(("Zoe",), 0.1)), "names 'Zoe', which no item has. The catalogue has 4"),

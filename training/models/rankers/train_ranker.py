@@ -95,7 +95,7 @@ def train_ranker(
     counted, uncounted = ([p.take(np.flatnonzero(p.taken.any(axis=1))) for p in parts] for parts in (teaching, without_events))
     teaching = [*counted, *uncounted]
     if not any(len(part) for part in teaching) or not validation.taken.any():
-        report("ranker: no request to learn from, or none with a taken item to judge by: retrieval's order is served")
+        report("ranker: no training request or no validation request retrieved an item that its user took: nothing is learned")
         return Ranker(_zero_logits(model), 1.0, {"requests": 0})
     _standardize(model, teaching)
     _share_rare_rows(model, counted, settings.min_examples_per_row)

@@ -45,7 +45,7 @@ BAD_DESCRIPTIONS = {
     "empty column name": (TOML.replace('"time"', '""'), ["[interactions] timestamp", "at least 1 character"]),
     "positive_at that is no number": (
         TOML + 'label = "stars"\npositive_at = "4"\n',
-        ["[interactions] positive_at: Input should be a valid number, got '4'. Mend it"],
+        ["[interactions] positive_at: Input should be a valid number, got '4'. Correct it"],
     ),
     "positive_at without label": (TOML + "positive_at = 4\n", ["[interactions]", "needs label"]),
     "feature twice": (TOML + ITEMS.replace('["price"]', '["price", "brand"]'), ["[items]", "'brand' is declared twice"]),
@@ -117,7 +117,7 @@ def test_bad_description(shop, fault):
 
 
 BAD_LOGS = {
-    "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: 'customer', 'sku'. Mend"]),
+    "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: 'customer', 'sku'. Correct"]),
     "spaces in names": (TOML, "customer, sku, time\n1, 1, 1\n", ["column 'sku' is not there", "Row 1 has: 'customer', ' sku'"]),
     "UTF-16": (TOML, "customer,sku,time\n1,1,1\n".encode("utf-16"), ["row 1 holds zero bytes, as in UTF-16", "Expected UTF-8"]),
     "gzip": (

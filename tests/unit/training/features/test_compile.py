@@ -108,7 +108,7 @@ def test_a_column_without_any_value_is_left_out(tmp_path):
 
 
 def test_own_hash_bucket_of_nvtabular_depends_on_the_row_and_ours_does_not():
-    """This fault is the reason for HashValues. When this test fails, NVTabular has mended HashBucket: remove ours."""
+    """This fault is the reason for HashValues. When this test fails, NVTabular has corrected HashBucket: remove ours."""
     frame = pd.DataFrame({"h": np.full(50, 12345)})
     theirs = Workflow(["h"] >> ops.HashBucket({"h": 1000})).fit(Dataset(frame, cpu=True)).transform(frame)
     ours = Workflow(["h"] >> HashValues({"h": 1000})).fit(Dataset(frame, cpu=True)).transform(frame)
