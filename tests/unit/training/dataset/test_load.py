@@ -258,7 +258,7 @@ def test_a_log_whose_purchases_follow_views_is_told_in_the_report(shop, views, i
     rows += ["0,1,2020-01-03,5"]  # bought again
     toml = TOML + 'label = "kind"\npositive_at = 5\n'
     notes = load_dataset(shop(toml, **{"events.csv": "\n".join(["customer,sku,time,kind", *rows, ""])})).report.notes
-    assert [note.startswith(f"{views} of 4 first positives of a user and an item come after another row") for note in notes] == [
+    assert [note.startswith(f"{views} of 4 first positives of a user and an item come after another") for note in notes] == [
         True
     ] * is_told
 
