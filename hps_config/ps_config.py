@@ -1,9 +1,9 @@
 """The typed content of a ps.json. These dataclasses are also the schema of `parsers.py`.
 
 A field's default is what parser A (HPS's library: databases, caches) uses when the key is absent. `a` and `b` say how each of
-NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. `b_absent` is what
-parser B (the Triton backend: instances and lookup sessions) uses when the key is absent, where that differs, and `b_unknown`
-what it uses in place of an unknown name, where it does not stop.
+NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. Parser B is the
+Triton backend (instances and lookup sessions). `b_absent` is the value that it uses when the key is absent, if it differs from
+A's; `b_unknown` is the value that it uses for an unknown name, if it does not stop.
 """
 
 from __future__ import annotations

@@ -344,9 +344,9 @@ class Sharer:
     def _apply_new(self, user_ids: np.ndarray, records: np.ndarray, new: np.ndarray, rows: np.ndarray) -> None:
         """Apply events, HEADER [N], to the records [U] of users. rows: int64 [N] record of each event
 
-        A record that holds less than the generation knows of the user gives way before an event that is later than all of that:
-        the generation may have learned earlier ones. Who visits the shop now keeps the record, as in live/maintenance.py; so
-        does who was erased.
+        If the generation knows more of a user than the record, an event that is later than all of that replaces the record by
+        the generation's; the generation may have learned earlier events. A user who visits the shop now keeps the record, as in
+        live/maintenance.py, and so does a user who was erased.
         """
         if not self._writer.seeds or not len(new):
             apply_to_users(records, rows, new)

@@ -46,8 +46,8 @@ def find_newest(repo: Path) -> tuple[int, float] | None:
 def read_published_s(folder: Path) -> float:
     """Return when a generation was published, unix seconds. folder: its version folder of the ensemble
 
-    It is what the manifest states. One of an older version states nothing, and one that is damaged cannot be read: then it is
-    the time of the file, which a copy or a restored backup may have changed. Raises FileNotFoundError.
+    The manifest states it. If an older version wrote the manifest, or it cannot be read, this is the time of the file, which a
+    copy or a restored backup may have changed. Raises FileNotFoundError.
     """
     with suppress(ArtifactError):
         if isinstance(stated := read_json(folder, MANIFEST_FILE).get(SEALED), int | float):

@@ -76,9 +76,10 @@ def write_lists(
 ) -> Counts:
     """Ask for the lists of all queries and write them to a CSV file with COLUMNS, which appears once it is complete.
 
-    The servers rest after each call as long as it took, so that visitors are answered meanwhile. follow: wraps the parts that
-    are asked one after the other, to show progress. Raises RecommenderError, without a file, if nobody answers at the
-    start, or not for PATIENCE_S later.
+    After each call it pauses as long as the call took, so that visitors are answered meanwhile. Raises RecommenderError, and
+    writes no file, if no server answers at the start, or for PATIENCE_S later.
+
+    follow: wraps the list of calls, to show progress
     """
     parts = [queries[start : start + CALL_USERS] for start in range(0, len(queries), CALL_USERS)]
     counts = Counts()

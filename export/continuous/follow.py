@@ -237,8 +237,8 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
 def judge_candidate(candidate: Path, repo: Path, split: Split, store: Path, seed: int) -> Verdict:
     """Let the candidate and the serving generation predict the newest events, and compare. store: new folder for live state
 
-    Like the running server, both know what `upsert` has set until now, except what a newer catalogue of theirs replaces, and
-    keep the current rules: the candidate was exported with them, the serving one perhaps before they were applied.
+    Like the running server, both know what `upsert` has set until now, except what their own newer catalogue replaces. Both
+    keep the current rules. The candidate was exported with them; the serving one may be older than they are.
     """
     item_ids, user_ids = (split.whole.interactions[name].to_numpy()[split.questions] for name in ("item_id", "user_id"))
     changes = read_changes(split.live)

@@ -39,8 +39,8 @@ def write_live_models(staging: Staging, like: StageInfo, dataset: Dataset, choic
 def make_event_kinds(description: Description) -> EventKinds:
     """Return the kinds of `[events]`; without that section one kind, that of the log's rows.
 
-    With a label column, positives are the events whose value is high enough, as in the log. A row of the log weighs what its
-    column says, so the weights of live events are relative to that of its kind: a purchase counts the same in both.
+    With a label column, positives are the events whose value is high enough, as in the log. The column states the weight of
+    a row of the log, so the weights of live events are relative to that of its kind: a purchase counts the same in both.
     """
     log = description.interactions
     value_is = "label" if log.label else "weight" if log.weight else ""

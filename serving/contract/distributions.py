@@ -75,8 +75,9 @@ def compute_same_user(user_ids: np.ndarray) -> float:
 def count_independent(user_ids: np.ndarray, same_user: float) -> float:
     """Return how many independent requests tell as much as these (Kish's effective sample size).
 
-    The requests of one user are alike, so chance moves the shares of a window with five of each user as far as those of a fifth
-    of the requests. Independent requests have pairs of one user too, a share of `same_user`: only the share above it counts.
+    The requests of one user are similar. So chance moves the shares of a window with five requests of each user as far as those
+    of a window with a fifth of the requests. Independent requests have pairs of one user too, a share of `same_user`: only the
+    share above it counts.
     """
     share = compute_same_user(user_ids)
     excess = (share - same_user) / (1 - same_user) if share > same_user else 0.0

@@ -218,7 +218,7 @@ def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
     """Return the tensors and the largest batch of a model, from its config.
 
     Where Triton does no batching (`max_batch_size: 0`, as behind the hps backend), the dims begin with the requests, and the
-    config does not say how many the stages take: one is always right.
+    config does not say how many the stages take: then the largest batch is 1, which every stage takes.
     """
 
     def describe_tensors(tensors) -> dict[str, tuple[str, int]]:

@@ -4,8 +4,8 @@
     <live store>/rules/<version>/version.json   the rules as they were written
     <live store>/rules/<version>/<generation>/   compiled against a generation's catalogue, as in its version folder
 
-A generation that the current version does not fit uses the last version before it that was compiled for it, or without one the
-rules that it was exported with.
+If the current version does not fit a generation, that generation uses the latest earlier version that was compiled for it. If
+there is none, it uses the rules that it was exported with.
 """
 
 from __future__ import annotations

@@ -209,8 +209,8 @@ class Search:
     ) -> np.ndarray:
         """Return which terms of the score propose each item, bits of Sources, uint8 [B, C].
 
-        An inner product does if it is above the mean item's, because what it adds to every item alike changes no list; a term
-        of the neighbours does if it is above 0.
+        A term of the neighbours proposes an item if it is above 0. An inner product does if it is above that of the mean item:
+        what it adds to all items in the same way changes no list.
 
         user_vectors: float32 [B, D]; history: int64 [B, H]; positions: int64 [B, C], each item once, n_items = padding
         columns: by source, the columns of the vectors whose inner product is its term; the last column of all, popularity, is a

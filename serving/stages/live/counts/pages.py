@@ -1,7 +1,7 @@
 """Memory for arrays that grow: each in pages of its own, which the system gets back when the array is freed.
 
-The C library would keep them: once it has freed a large array, it takes the next ones from its heap, where a growing array
-leaves behind the place of every smaller one.
+The C library would not return them. Once it has freed a large array, it allocates the next ones in its heap, and a growing
+array leaves gaps there, one for each earlier size.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     event ─▶ the user's events that arrived before and are at most VISIT_S away ─▶ pairs with their items
           └▶ kept for the events that come after it
 
-An event counts once with each other item, and only if none of those events is of its own item, so that no visitor can push a
-pair by repeating it. Pairs depend on the log alone, however many of its events are read at once.
+An event makes one pair with each other item. It makes none if one of those events is of its own item, so that no visitor can
+raise a count by repeating events. Pairs depend on the log alone, however many of its events are read at once.
 """
 
 from __future__ import annotations
