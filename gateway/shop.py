@@ -252,9 +252,9 @@ class Shop:
 
 
 def load_first(repo: Path) -> Published:
-    """Load the pinned generation, or the newest other one that can be read, as the server starts with another one as well.
+    """Load the pinned generation, or else the newest other one that can be read: the server, too, starts with another one.
 
-    Raises what is wrong with the pinned one if no other can be read either.
+    If none can be read, raises the error of the pinned one.
     """
     pinned = read_pinned_generation(repo)
     try:

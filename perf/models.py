@@ -173,7 +173,7 @@ def time_models(
 
 
 def make_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str, Callable[[Question], object]]:
-    """Return calls that propose candidates by one source alone, of those that the stage serves beside its networks."""
+    """Return a call for each source that the stage serves beside its networks: it proposes candidates by this source alone."""
     search, count = retrieve.search, retrieve.info.axes.candidates
     nothing = np.empty((1, 0), np.int64)
     sources: dict[str, Callable[[Question], object]] = {

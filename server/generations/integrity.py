@@ -121,7 +121,7 @@ def choose_generation(repo: Path) -> tuple[int, str]:
 def find_other_intact(repo: Path, generation: int) -> int | None:
     """Return an intact generation apart from `generation`; None if there is none. Raises RecommenderError or OSError.
 
-    It is the newest one that was not only a challenger; one that was, where no other is intact.
+    It is the newest one. A generation that was only ever a challenger is returned only if no other one is intact.
     """
     others, unaccepted = set(list_published_generations(repo)) - {generation}, _find_unaccepted(repo)
     order = sorted(others, key=lambda other: (other not in unaccepted, other), reverse=True)

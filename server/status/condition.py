@@ -178,7 +178,7 @@ def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
 
 
 def _send_request(grpc_url: str, timeout_s: float, outcomes: SimpleQueue[Exception | None]) -> None:
-    """Send one request, and put None into `outcomes` once it is answered, otherwise the error."""
+    """Send one request. Put None into `outcomes` when it is answered, and the error when it fails."""
     try:
         with open_local_client(grpc_url) as client:
             config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config

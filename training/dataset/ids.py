@@ -66,7 +66,7 @@ def convert_ids(columns: list[Column], allow_negative: bool) -> tuple[list[np.nd
 
 
 def find_ids(texts: Iterable[str | int], names: pd.DataFrame | None) -> np.ndarray:
-    """Return the ids of those texts that have one, int64 [n]. names: of `convert_ids`; without it, integers have one."""
+    """Return the ids of the texts that are ids, int64 [n]. names: the table of `convert_ids`, None where ids are integers"""
     wanted = [str(text) for text in texts]
     if names is not None:
         return names.loc[names["name"].isin(wanted), "id"].to_numpy(np.int64)

@@ -48,4 +48,4 @@ def drop_validating(requests: Requests, validation: Requests, share: float) -> R
 
 
 def _hash_users(requests: Requests) -> np.ndarray:
-    return hash_integers(requests.user_ids) // HASHES % HASHES  # other digits than those by which retrievers hold users out
+    return hash_integers(requests.user_ids) // HASHES % HASHES  # not the digits by which retrievers hold users out

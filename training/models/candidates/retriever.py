@@ -38,7 +38,7 @@ from training.models.candidates.two_tower import ItemInputs, TwoTower, UserTower
 MOST_SCORED = 512  # users whose scores give the graph model its scale
 USERS_PER_BLOCK = 128
 MOST_EXAMPLES = TowerSettings.most_examples
-SMOOTHING = 10.0  # imaginary users added to those who took an item; as many of them took it again as on average over all items
+SMOOTHING = 10.0  # imaginary users added to those who took an item; they took it again as often as users do on average
 LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
 
 
