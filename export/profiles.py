@@ -62,7 +62,7 @@ class Profile(Protocol):
         """Publish the generation, in place of the repository or beside its older generations. Return its number."""
 
     def list_checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
-        """Return the checks of its repositories, in order, and which are decisive: after an error of one, no other check runs."""
+        """Return the checks of its repositories, in order, and the decisive ones: after an error of one, no other runs."""
 
     def list_checked_by_format(self, repository: Path) -> Sequence[str]:
         """Return what could only be compared with a documented format, because the software that reads it is not here."""
