@@ -114,8 +114,8 @@ def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     deadline = time.monotonic() + SETTLE_S
     while (tables.lookup(TABLE, keys).values[:, 1] != published).any() and time.monotonic() < deadline:
         time.sleep(0.05)
-    latest, degraded = tables.lookup(TABLE, keys)
-    shared.count(number, "lost", np.flatnonzero(latest[:, 1] != published), degraded)
+    latest = tables.lookup(TABLE, keys)
+    shared.count(number, "lost", np.flatnonzero(latest.values[:, 1] != published), latest.degraded)
     tables.close()
 
 

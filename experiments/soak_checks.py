@@ -56,7 +56,8 @@ class Checker:
         """Look up int64 [N] keys; return the keys of the wrong rows by fault, and whether the look-up was degraded."""
         self._applied.follow()
         due, applied = self._due[keys], self._applied.versions[keys]
-        rows, degraded = lookup(keys)
+        answer = lookup(keys)
+        rows = answer.values
         newest = self._published[keys] + 1  # the next version may be visible before it is acknowledged
         given, version = self._given[keys], rows[:, 1]
         foreign, torn = rows[:, 0] != keys, (rows[:, 1:] != rows[:, 1:2]).any(axis=1)
@@ -64,7 +65,7 @@ class Checker:
         np.maximum.at(self._given, keys[known], version[known].astype(np.int32))
         of_kind = {"foreign": foreign, "torn": torn & ~foreign, "early": ~foreign & ~torn & ~known}
         of_kind |= {"stale": known & (version < applied), "fallen": known & (version < given), "late": known & (version < due)}
-        return {kind: keys[there] for kind, there in of_kind.items() if there.any()}, degraded
+        return {kind: keys[there] for kind, there in of_kind.items() if there.any()}, answer.degraded
 
 
 class Due:

@@ -188,10 +188,9 @@ class EmbeddingRows:
 
         user_keys: int64 [B, Fu]; item_keys: int [B, C, Si]. Raises DependencyError when the rows cannot be read.
         """
-        (user_rows, item_rows), degraded = self.tables.gather(
-            (self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys)
-        )
-        return Rows({"user_rows": user_rows, "item_rows": item_rows}, degraded)
+        read = self.tables.gather((self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys))
+        user_rows, item_rows = read.values
+        return Rows({"user_rows": user_rows, "item_rows": item_rows}, read.degraded)
 
 
 @dataclass(frozen=True)
@@ -302,12 +301,13 @@ class Rank:
             self.live_items.refresh()
         candidates = self.inputs.items.find_positions(inputs["candidate_ids"])
         try:
-            rows, degraded = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
+            rows = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
         except DependencyError:  # the tables cannot be read: non-finite logits leave the order of retrieval
             logits = retrieval_part = lifts = np.full(candidates.shape, np.nan, np.float32)
             degraded = True
         else:
-            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows)
+            logits, retrieval_part, lifts = self._compute_logits(inputs, candidates, rows.values)
+            degraded = rows.degraded
         outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
             user_ids = inputs["user_id"][:, 0]

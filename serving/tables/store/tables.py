@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from serving.loops.compiled import compiled
 Values = TypeVar("Values")
 
 
-class Rows(NamedTuple, Generic[Values]):
+@dataclass(frozen=True)
+class Rows(Generic[Values]):
     """The answer of a look-up.
 
     values: the rows, float32 [..., D], of one table or of several

@@ -68,10 +68,10 @@ def recovers(tiers: LeveledTables, expected: np.ndarray) -> None:
     earlier = np.stack([random_rows(ROWS, WIDTH), newest(0)])
 
     def whole() -> bool:
-        answer, degraded = tiers.lookup("items", KEYS)
-        own = (answer == expected).all(axis=1)
-        assert (own | (answer == earlier).all(axis=2).any(axis=0)).all()
-        return own.all() and not degraded
+        answer = tiers.lookup("items", KEYS)
+        own = (answer.values == expected).all(axis=1)
+        assert (own | (answer.values == earlier).all(axis=2).any(axis=0)).all()
+        return own.all() and not answer.degraded
 
     until(whole)
 
@@ -280,9 +280,9 @@ def test_rows_of_a_database_that_was_put_aside_are_not_given_when_they_were_upda
     updater.apply("items", Log().batch(UPDATED, newest()[UPDATED]))
 
     def whole() -> bool:
-        answer, degraded = tiers.lookup("items", KEYS)
-        assert degraded or (answer == newest()).all()
-        return not degraded
+        answer = tiers.lookup("items", KEYS)
+        assert answer.degraded or (answer.values == newest()).all()
+        return not answer.degraded
 
     assert not whole()
     until(whole)
@@ -351,11 +351,11 @@ def _load_on_a_full_disk(config: LevelsConfig, report: str) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     tiers, most = LeveledTables(config, warm=False), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
-    answer, degraded = tiers.lookup("items", KEYS)
-    exported, said = (answer == random_rows(ROWS, WIDTH)).all(), tiers.read_metrics().down["rocksdb"]
+    answer = tiers.lookup("items", KEYS)
+    exported, said = (answer.values == random_rows(ROWS, WIDTH)).all(), tiers.read_metrics().down["rocksdb"]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     recovers(tiers, random_rows(ROWS, WIDTH))
-    Path(report).write_text(f"{degraded} {exported} {said}")
+    Path(report).write_text(f"{answer.degraded} {exported} {said}")
     tiers.close()
 
 

@@ -45,10 +45,10 @@ def own_or_default(tiers: LeveledTables) -> tuple[np.ndarray, bool]:
 
     Every other answer must be the default.
     """
-    rows, (answer, degraded) = random_rows(ROWS, WIDTH), tiers.lookup("items", np.arange(ROWS))
-    own = (answer == rows).all(axis=1)
-    assert (answer[~own] == -1).all()
-    return own, degraded
+    rows, answer = random_rows(ROWS, WIDTH), tiers.lookup("items", np.arange(ROWS))
+    own = (answer.values == rows).all(axis=1)
+    assert (answer.values[~own] == -1).all()
+    return own, answer.degraded
 
 
 def is_whole(tiers: LeveledTables) -> bool:

@@ -320,7 +320,9 @@ def test_scripts_are_sound_for_their_shell(script):
 
 
 # Names of the standard library that CPython 3.11 brought, of those that this code might use
+NAMED_TUPLE_WITH_BASE = "class of NamedTuple and another base"
 SINCE_3_11 = {
+    NAMED_TUPLE_WITH_BASE,
     *("ExceptionGroup", "LiteralString", "Self", "StrEnum", "TaskGroup", "UTC"),
     *("assert_never", "chdir", "file_digest", "timeout_at", "tomllib"),
 }
@@ -350,6 +352,8 @@ def list_names(path: Path, version: tuple[int, int]) -> set[str]:
             names.add(node.module or "")
         elif isinstance(node, ast.keyword):
             names.add(node.arg or "")
+        elif isinstance(node, ast.ClassDef) and len(node.bases) > 1 and "NamedTuple" in map(ast.unparse, node.bases):
+            names.add(NAMED_TUPLE_WITH_BASE)
     return names
 
 

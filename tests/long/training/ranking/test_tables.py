@@ -46,7 +46,7 @@ def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
 def test_a_level_that_is_down_shows(trained):
     """Scores are still those of the rows that are left."""
     inputs = tensors(trained, np.arange(4))
-    half_down = SimpleNamespace(gather=lambda *wanted: trained.rank.tables.gather(*wanted)._replace(degraded=True))
+    half_down = SimpleNamespace(gather=lambda *wanted: replace(trained.rank.tables.gather(*wanted), degraded=True))
     ranked = over(trained.rank, half_down)(inputs)
     np.testing.assert_array_equal(ranked["lineage"][:, 1], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], trained.rank(inputs)["rank_scores"])
