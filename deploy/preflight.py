@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 PACKAGES = {  # module -> what pip installs
@@ -23,8 +24,10 @@ PACKAGES = {  # module -> what pip installs
     "numba": "numba<0.60",
     "onnxruntime": "onnxruntime",
     "faiss": "faiss-gpu-cu12==1.12.0",
+    "lmdb": "lmdb",
 }
 TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # needed where our own levels serve the tables, and not the hps backend
+LIVE_PACKAGES = {"redis": "redis", "mmh3": "mmh3", "google.protobuf": "protobuf"}  # where machines share live state in Redis
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 COMPILED_PREPROCESS = '[merlin] preprocess = "compiled"'  # the export setting that needs no NVTabular
 HPS_MAJORS = (7, 8, 9)  # compute capabilities that HPS in merlin-hugectr:24.06 is compiled for: 7.0, 7.5, 8.0, 9.0, without PTX
@@ -45,7 +48,8 @@ def find_faults(repository: Path, backends: Path) -> Iterator[str]:
             yield f"this image has no {name} backend in {backends}; use the one that the repository was exported for (TRITON=…)"
     if any(repository.glob("*/*/serving")):
         tables = TABLE_PACKAGES if (repository / "rank_rows").is_dir() else {}
-        for module, package in {**PACKAGES, **tables}.items():
+        live = LIVE_PACKAGES if shares_live_state(repository) else {}
+        for module, package in {**PACKAGES, **tables, **live}.items():
             if not is_installed(module):
                 yield f"Python here lacks {module}, which the stages need: pip install '{package}', or build deploy/Dockerfile"
     if any(repository.glob("*/*/workflow/workflow.pkl")):
@@ -78,6 +82,15 @@ def find_changed_manifests(repository: Path) -> Iterator[str]:
             if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
                 fact = f"{path} is not the manifest that generation {generation} was published with, so files may have changed"
                 yield f"{fact} as well. Export the repository again, or pin an older generation"
+
+
+def shares_live_state(repository: Path) -> bool:
+    """Return whether a stage reads users from Redis. An unreadable stage.json is a fault that its model will report."""
+    for path in repository.glob("*/*/stage.json"):
+        with suppress(ValueError, AttributeError):
+            if json.loads(path.read_text()).get("live_redis"):
+                return True
+    return False
 
 
 def is_installed(module: str) -> bool:

@@ -205,6 +205,10 @@ def test_preflight_names_each_fault(image, tmp_path):
     (tmp_path / "repo" / "rank_rows").mkdir()
     assert "pip install 'rocksdict'" in preflight(tmp_path, "rocksdict")
     (tmp_path / "repo" / "rank_rows").rmdir()
+    assert preflight(tmp_path, "redis", "mmh3") == ""
+    (version / "stage.json").write_text('{"live_redis": "redis:7000"}')
+    assert "pip install 'mmh3'" in preflight(tmp_path, "mmh3")
+    (version / "stage.json").unlink()
     (version / "workflow").mkdir()
     (version / "workflow" / "workflow.pkl").touch()
     assert preflight(tmp_path) == ""

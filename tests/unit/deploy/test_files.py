@@ -20,6 +20,7 @@ import yaml
 from export.settings import read_settings
 from gateway.metrics import Metrics as GatewayMetrics
 from gateway.settings import GatewaySettings
+from repository.triton.code import find_imported_files
 from serving.contract.distributions import Reference
 from serving.contract.measurements import Measurement
 from serving.stages.features.coverage import ShownWindow
@@ -274,9 +275,33 @@ def test_preflight_names_the_packages_that_the_image_is_built_with():
     pinned = {line.split()[0] for line in (PROJECT / "requirements" / "serve.txt").read_text().splitlines()}
     assert installed - pinned == {"faiss-gpu-cu12==1.12.0", "onnxruntime>=1.15.1,<=1.31.1"}
     assert {"onnxruntime==1.31.1", "numpy==1.26.4"} <= pinned
-    packages = runpy.run_path(str(DEPLOY / "preflight.py"))["PACKAGES"]
-    named = {re.split("[<=>]", package)[0] for package in packages.values()}
+    preflight = runpy.run_path(str(DEPLOY / "preflight.py"))
+    packages = [*preflight["PACKAGES"].values(), *preflight["TABLE_PACKAGES"].values(), "redis", "mmh3"]
+    named = {re.split("[<=>]", package)[0] for package in packages}
     assert named <= {re.split("[<=>]", package)[0] for package in installed}
+
+
+def test_preflight_demands_every_package_that_the_stages_import():
+    """Without lmdb in the image, for example, no Python model would load there."""
+    parts = ("serving.stages.parts.triton", "serving.stages.parts.models")
+    imported = {name for file in find_imported_files(parts) for name in list_imported_packages(file)}
+    preflight = runpy.run_path(str(DEPLOY / "preflight.py"))
+    sometimes = {module.split(".")[0] for module in (*preflight["TABLE_PACKAGES"], *preflight["LIVE_PACKAGES"])}
+    always = set(preflight["PACKAGES"]) | {"llvmlite"}  # numba's own
+    assert imported - always - sometimes == {"triton_python_backend_utils"}
+    hide = f"import sys; sys.modules |= dict.fromkeys({sorted(sometimes)}); import {parts[1]}"
+    subprocess.run([sys.executable, "-c", hide], cwd=PROJECT, check=True)
+
+
+def list_imported_packages(path: Path) -> set[str]:
+    """-> the first names of the modules that a file imports from outside of the standard library and of this project."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"serving"}
 
 
 def test_one_image_name_everywhere():
