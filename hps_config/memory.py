@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from math import ceil
 
+import numpy as np
+
 from hps_config.tables import TableSpec
 from serving.tables.config import TableConfig
 from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
@@ -26,6 +28,30 @@ def make_table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConf
 def compute_l1_rows(rows: int, share: float) -> int:
     """Return the rows that one process caches for a `share` of a table (HPS's gpucacheper), rounded to whole sets."""
     return max(1, ceil(rows * share / L1_SET_ROWS)) * L1_SET_ROWS
+
+
+def count_hps_sets(rows: int, share: float) -> int:
+    """Return the sets of HPS's cache of a table, which it computes in float32 where ps.json has a number."""
+    return max(1, ceil(int(float(np.float32(share)) * rows) / L1_SET_ROWS))
+
+
+def refreshes_whole_sets(sets: int, share: float) -> bool:
+    """Return whether HPS refreshes `share` of a cache within its buffers.
+
+    They hold `share` of the cache's rows, in float32. A refresh fills them with as many sets, rounded up: where the rows are
+    not whole sets, it writes beyond their end, on the GPU and on the host.
+    """
+    return int(max(np.float32(L1_SET_ROWS), np.float32(share) * np.float32(L1_SET_ROWS * sets))) % L1_SET_ROWS == 0
+
+
+def fit_refresh_share(sets: int, wanted: float) -> float:
+    """Return a share close to `wanted`, below 1, of a cache of `sets` sets that HPS refreshes within its buffers."""
+    if refreshes_whole_sets(sets, wanted):
+        return wanted
+    nearest = min(max(round(wanted * sets), 1), sets - 1)
+    counts = (count for away in range(sets) for count in (nearest - away, nearest + away) if 0 < count < sets)
+    shares = (float(np.float32(count / sets)) for count in counts)
+    return next(share for share in shares if refreshes_whole_sets(sets, share))
 
 
 def compute_l1_bytes(table: TableSpec, rows: int) -> int:

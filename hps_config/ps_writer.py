@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hps_config.description import HpsDescription
+from hps_config.memory import count_hps_sets, fit_refresh_share
 from hps_config.planning import Plan
 from hps_config.reader import check_document
 from serving.contract.errors import ConfigError
@@ -67,6 +68,7 @@ def _build_volatile_db(description: HpsDescription, plan: Plan) -> dict[str, Any
 def _build_model(description: HpsDescription, plan: Plan) -> dict[str, Any]:
     tables = [planned.table for planned in plan.tables]
     serving = description.serving
+    most_sets = max(count_hps_sets(table.rows, plan.gpucacheper) for table in tables)  # HPS sizes its buffers for this table
     return {
         "model": description.model,
         "sparse_files": [f"{description.sparse_root}/{name_sparse_folder(table.name)}" for table in tables],
@@ -78,7 +80,7 @@ def _build_model(description: HpsDescription, plan: Plan) -> dict[str, Any]:
         "deployed_device_list": serving.devices,
         "num_of_worker_buffer_in_pool": max(2, serving.instances),
         "num_of_refresher_buffer_in_pool": 1,
-        "cache_refresh_percentage_per_iteration": serving.refresh_share,
+        "cache_refresh_percentage_per_iteration": fit_refresh_share(most_sets, serving.refresh_share),
         "gpucache": True,
         "gpucacheper": plan.gpucacheper,
         "hit_rate_threshold": serving.hit_rate_threshold,

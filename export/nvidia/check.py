@@ -130,6 +130,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         *hps_rules.find_instance_faults(config, params),
         *hps_rules.find_refresh_faults(config, params),
         *hps_rules.find_table_faults(params, repository, settings.mount),
+        *hps_rules.find_refresh_buffer_faults(config, params, repository, settings.mount),
         *hps_rules.find_key_faults(params, repository, settings.mount, features, features_part),
         *hps_rules.find_batch_faults(params, count_keys_per_request(info, Sizes(**features_part.sizes)), most_requests),
     )

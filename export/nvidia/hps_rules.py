@@ -10,9 +10,11 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.hps import PS_FILE, read_uses
 from export.nvidia.pipeline import map_to_host
+from hps_config.memory import count_hps_sets, fit_refresh_share, refreshes_whole_sets
 from hps_config.ps_config import ModelParams, PsConfig
 from serving.contract.artifacts import open_array
 from serving.stages.parts.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, PartSettings
+from serving.tables.formats.rows import KEY_BYTES
 from serving.tables.formats.sparse_folder import read_sparse_folder
 
 KNOWN_PARAMETERS = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # of config.pbtxt, that the backend reads
@@ -72,6 +74,20 @@ def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator
         yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {stated}"
     if stated.isdecimal() and int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
         yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: no refresh happens"
+
+
+def find_refresh_buffer_faults(config: pb.ModelConfig, params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
+    """Yield a fault where a refresh would write beyond its buffers. The sparse folders must exist."""
+    share = params.cache_refresh_percentage_per_iteration
+    if read_refresh_interval(config) == "0" or not share > 0:
+        return
+    key_files = [map_to_host(repository, mount, path) / "key" for path in params.sparse_files]
+    sets = max(count_hps_sets(path.stat().st_size // KEY_BYTES, params.gpucacheper) for path in key_files)
+    if not refreshes_whole_sets(sets, share):
+        yield (
+            f"cache_refresh_percentage_per_iteration of {PS_FILE} is {share} of {sets} sets of 64 rows: a refresh would write "
+            f"beyond its buffers, which are not rounded up; expected whole sets, for example {fit_refresh_share(sets, share)}"
+        )
 
 
 def read_refresh_interval(config: pb.ModelConfig) -> str:

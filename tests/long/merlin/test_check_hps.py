@@ -47,6 +47,14 @@ class TestHpsModel:
         edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "5"))
         assert "cache_refresh_percentage_per_iteration of ps.json is 0" in errors(repository)
 
+    def test_a_refresh_beyond_its_buffers(self, repository):
+        edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "5"))
+        assert errors(repository) == ""
+        edit_ps(repository, cache_refresh_percentage_per_iteration=0.55)
+        assert "a refresh would write beyond its buffers" in errors(repository)
+        edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "0"))
+        assert errors(repository) == ""
+
     def test_updates_that_the_gpu_never_sees(self, repository):
         document = load_json(repository / "ps.json") | {"update_source": {"type": "kafka", "brokers": "kafka:9092"}}
         (repository / "ps.json").write_text(json.dumps(document))
