@@ -7,15 +7,17 @@ Offsets are committed last, so delivery is at least once. Every level skips mess
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from serving.contract.errors import ConfigError, DataError
 from serving.contract.locks import hold_lock_unless
@@ -64,7 +66,9 @@ class Updater:
         self._uncommitted = 0  # batches
         self._tables = {name_topic(config.model, table): table for table in self.applier.shared}
         self._held: list[Message] = []  # the first part of a batch that must be applied as a whole
-        self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
+        self._seen: dict[
+            tuple[str, int], int
+        ] = {}  # last offset of each assigned partition; at first, the one before its start
         self._gaps: list[tuple[TopicPartition, int]] = []  # messages from the partition's offset up to another never came
         self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
 
@@ -105,10 +109,11 @@ class Updater:
         self._assigned_at_s = time.monotonic()
         try:
             present = self._find_partitions()
-            if present and (present != self._assigned or self.applier.lost_rows):
-                committed = self._consumer.committed(list(present), timeout=METADATA_TIMEOUT_S)
-                self._consumer.assign(self._choose_starts(committed))
-                self._assigned, self._held, self._seen = present, [], {}
+            if present and (present != self._assigned or self.applier.lost_rows or self._has_shrunk()):
+                starts = self._choose_starts(self._consumer.committed(list(present), timeout=METADATA_TIMEOUT_S))
+                self._consumer.assign(starts)
+                self._assigned, self._held = present, []
+                self._seen = {(start.topic, start.partition): start.offset - 1 for start in starts}
             self._count_removed()
         except KafkaException as error:
             log.warning("update source: %s", error)
@@ -133,13 +138,24 @@ class Updater:
             )
         return present
 
+    def _has_shrunk(self) -> bool:
+        """Return whether a partition ends before what was read of it, because its topic was created again.
+
+        librdkafka does not always notice, and then waits at the former, higher offset.
+        """
+        asked = [TopicPartition(*place, OFFSET_END) for place in self._seen]  # the offset stands for a time: the latest
+        ends = self._consumer.offsets_for_times(asked, METADATA_TIMEOUT_S) if asked else []
+        return any(end.error is None and end.offset <= self._seen[end.topic, end.partition] for end in ends)
+
     def _choose_starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions with the offsets to start from."""
         known, lows = ({table: LogPosition.at({}) for table in self._tables.values()} for _ in range(2))
-        for place in committed:
-            low, high = self._read_bounds(place)
+        bounds = [(place, *self._read_bounds(place)) for place in committed]
+        if recreated := {place.topic for place, _, high in bounds if self._find_read(place) > high}:
+            self._forget_topics(recreated, committed)
+        for place, low, _ in bounds:
             lows[self._tables[place.topic]][place.partition] = low
-            known[self._tables[place.topic]][place.partition] = self._find_committed(place, high)
+            known[self._tables[place.topic]][place.partition] = 0 if place.topic in recreated else max(place.offset, 0)
         starts = self.applier.start(known, lows)
         for place in committed:
             table = self._tables[place.topic]
@@ -154,14 +170,17 @@ class Updater:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return bounds
 
-    def _find_committed(self, place: TopicPartition, high: int) -> int:
-        """Return the committed offset of a partition, 0 if its topic was created again. high: offset of its next message"""
-        table = self._tables[place.topic]
-        if max(place.offset, self.applier.find_highest_offset(table, place.partition)) > high:
-            log.warning("%s [%d] ends at %d: the topic was created again", place.topic, place.partition, high)
-            self.applier.forget_log(table, place.partition)
-            return 0
-        return max(place.offset, 0)
+    def _find_read(self, place: TopicPartition) -> int:
+        """Return the offset up to which a partition may have been read: committed, applied by any level, or seen."""
+        applied = self.applier.find_highest_offset(self._tables[place.topic], place.partition)
+        return max(place.offset, applied, self._seen.get((place.topic, place.partition), -1) + 1)
+
+    def _forget_topics(self, topics: set[str], partitions: Iterable[TopicPartition]) -> None:
+        """Read these topics from offset 0, in all their partitions: the new ones may already be as long as those of before."""
+        log.warning("%s: the topic was created again, and is read from its beginning", ", ".join(sorted(topics)))
+        for place in partitions:
+            if place.topic in topics:
+                self.applier.forget_log(self._tables[place.topic], place.partition)
 
     def _count_lost(self, place: TopicPartition, wanted: int) -> None:
         """Count the messages from `wanted` on that the broker has removed, each once."""
@@ -233,10 +252,9 @@ class Updater:
     def _track_offset(self, message: Message) -> None:
         """Track offsets, which decrease only when the topic was created again."""
         place, offset = read_partition(message), read_offset(message)
-        if offset < self._seen.get(place, 0):
-            log.warning("%s [%d] starts again: the topic was created again", *place)
-            self.applier.forget_log(self._tables[place[0]], place[1])
-            self._held = [held for held in self._held if read_partition(held) != place]  # of the old topic
+        if offset <= self._seen.get(place, -1):
+            self._forget_topics({place[0]}, itertools.starmap(TopicPartition, self._seen))
+            self._held = [held for held in self._held if read_partition(held)[0] != place[0]]  # of the old topic
         elif (expected := self._seen.get(place, offset - 1) + 1) < offset:
             self._gaps.append((TopicPartition(*place, expected), offset))
         self._seen[place] = offset
