@@ -102,7 +102,7 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
 
     Raises ConfigError when the tables do not fit the budgets, DataError when a row format cannot hold a value.
     """
-    arrays = {path.stem: open_array(folder, path.stem) for path in sorted(folder.glob("*.npy"))}
+    arrays = {path.stem: open_array(folder, path.stem, "r") for path in sorted(folder.glob("*.npy"))}
     shapes = {name: (len(array), array.shape[1]) for name, array in arrays.items()}
     digest = compute_digest(folder, arrays)
     description, plan = plan_tables(settings, shapes, instances, samples, f"{MODEL}-{digest}")
@@ -125,7 +125,7 @@ def check_tables(folder: Path) -> list[Finding]:
     if count_errors(findings):
         return findings
     written = read_config(folder / CONFIG_FILE)
-    arrays = {table.name: open_array(folder, table.name) for table in written.tables}
+    arrays = {table.name: open_array(folder, table.name, "r") for table in written.tables}
     stated = read_stated_levels(folder / PS_FILE, arrays, written.arena)
     plain = tuple(replace(table, default=stated.tables[0].default) for table in written.tables)
     if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated, rocksdb=None):

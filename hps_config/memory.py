@@ -13,11 +13,10 @@ import numpy as np
 
 from hps_config.tables import TableSpec
 from serving.tables.config import TableConfig
-from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_reader_bytes
+from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_disk_bytes, estimate_reader_bytes
 from serving.tables.store.table import make_l1_sections, make_l2_sections, make_ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
-L3_ROW_BYTES = 8 + 12  # in addition to the values: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)
 
 
 def make_table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
@@ -71,7 +70,7 @@ def compute_ring_bytes(table: TableSpec) -> int:
 
 def compute_l3_bytes(table: TableSpec, rows: int) -> int:
     """Return the bytes of `rows` rows on disk, compacted; compaction itself may need as much again for a while."""
-    return rows * (table.fp32_row_bytes + L3_ROW_BYTES)
+    return estimate_disk_bytes(rows, table.width)
 
 
 def compute_l3_memory_bytes(tables: tuple[TableSpec, ...]) -> int:

@@ -12,6 +12,7 @@ from serving.tables.levels.rocks_options import (
     BLOCK_BYTES,
     BLOCK_CACHE_BYTES,
     BLOOM_BITS_PER_KEY,
+    DISK_ROW_BYTES,
     INDEX_BYTES_PER_BLOCK,
     MEMTABLE_BYTES,
 )
@@ -45,8 +46,7 @@ def list_assumptions(plan: Plan, traced: bool) -> list[str]:
         f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with their index and use counts.",
         "L2: one copy for all processes in shared memory, rows in the table's row format "
         "(a Redis cluster keeps fp32 rows and its own overhead instead).",
-        f"L3: fp32 rows with {memory.L3_ROW_BYTES} bytes of overhead each, uncompressed; compaction may briefly need as much "
-        "again.",
+        f"L3: fp32 rows with {DISK_ROW_BYTES} bytes of overhead each, uncompressed; compaction may briefly need as much again.",
         f"RocksDB's memory: {BLOOM_BITS_PER_KEY} bits of filter a row, {INDEX_BYTES_PER_BLOCK} bytes of index a block of "
         f"{BLOCK_BYTES}, and a cache of {format_bytes(BLOCK_CACHE_BYTES)}. It counts against L1's budget unless L2 holds every "
         f"row. Live updates add up to {format_bytes(2 * MEMTABLE_BYTES)} a table, and the updater is one more such process.",

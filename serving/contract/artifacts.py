@@ -16,7 +16,7 @@ import json
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -102,15 +102,16 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def open_array(folder: Path, name: str) -> np.ndarray:
+def open_array(folder: Path, name: str, mode: Literal["c", "r"] = "c") -> np.ndarray:
     """Return `<name>.npy`, memory-mapped and not writable. Raises ArtifactError when it is missing, truncated or pickled.
 
     All processes share its pages. Writes through `view_writable` go to a private copy of a page, never to the file.
+    mode: "r" refuses such writes. In exchange the file may be larger than the machine's memory
     """
     path = folder / f"{name}.npy"
     try:
         with _PARSING:
-            array = np.load(path, mmap_mode="c", allow_pickle=False)
+            array = np.load(path, mmap_mode=mode, allow_pickle=False)
             array.flags.writeable = False
             return array
     except (OSError, ValueError) as error:

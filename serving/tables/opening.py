@@ -49,7 +49,7 @@ def plan_in_memory(folder: Path, model: str) -> LevelsConfig:
     names = sorted(path.stem for path in folder.glob("*.npy"))
     if not names:
         raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
-    shapes = {name: open_array(folder, name).shape for name in names}
+    shapes = {name: open_array(folder, name, "r").shape for name in names}
     if wrong := [name for name, shape in shapes.items() if len(shape) != 2]:
         raise ArtifactError(f"{folder / wrong[0]}.npy has shape {list(shapes[wrong[0]])}; expected [rows, D]. {REMEDY}")
     tables = tuple(TableConfig(name, rows, width, l2_rows=rows) for name, (rows, width) in shapes.items())

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -29,6 +29,7 @@ import numpy as np
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_failures import DamagedError
+from serving.tables.levels.rocks_options import estimate_disk_bytes
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, RocksStore
 from serving.tables.levels.source import Source
 from serving.tables.store.memory import PRIVATE_MODE, is_written_by_us_alone
@@ -61,12 +62,27 @@ def load_l3(config: LevelsConfig) -> None:
             (path / f"{config.model}-{CREATED_MARK}").touch()
         source, store = Source(Path(config.source), config.tables), _open_store(config, writable=True)
         try:
-            for name, rows in source.rows.items():
-                if not store.has_rows(name):
-                    store.bulk_load(name, np.arange(len(rows)), rows)
+            lacking = {name: rows for name, rows in source.rows.items() if not store.has_rows(name)}
+            _require_room(path, lacking.values())
+            for name, rows in lacking.items():
+                store.bulk_load(name, np.arange(len(rows)), rows)
         finally:
             store.close()
         mark.touch()
+
+
+def _require_room(path: Path, tables: Iterable[np.ndarray]) -> None:
+    """Raise DependencyError when the disk is too small for the tables.
+
+    To try all the same would fill the disk to the last byte, every few seconds, and others write to it too.
+    """
+    needed, free = sum(estimate_disk_bytes(*rows.shape) for rows in tables), shutil.disk_usage(path).free
+    if free < needed:
+        raise DependencyError(
+            f"The disk of RocksDB at {path} has {free} bytes free. Expected {needed}, the size of the exported tables there. "
+            "Free some space, or set [tables] state to a folder on another disk and export again. Rows come from the exported "
+            "tables meanwhile."
+        )
 
 
 def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:

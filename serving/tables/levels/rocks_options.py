@@ -1,4 +1,4 @@
-"""Options of RocksDB, and the memory that they cost every process with the database open."""
+"""Options of RocksDB, the memory that they cost every process with the database open, and the size of a table on disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ BLOCK_BYTES = 4096
 INDEX_BYTES_PER_BLOCK = 15  # measured
 FILE_BYTES = 2048  # measured, per file of a table: its properties, and rounding
 BLOCK_ROW_BYTES = 16  # overhead of a row in a block: key, sequence number, lengths
+DISK_ROW_BYTES = 8 + 12  # beside a row's values: key, sequence number, index and filter (measured: 10 to 12 without the key)
 FULL_SHARE = 0.9  # fill of a block: rows are not split over blocks
 MEMTABLE_BYTES = 4 << 20  # bounds what a secondary replays while it holds the interpreter: 0.6 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; the limiter starts from a twentieth, enough for 80,000 updated rows a second
@@ -19,6 +20,11 @@ REPORT_BYTES = 1 << 20  # limit of RocksDB's own LOG, of which it keeps two: oth
 REFILL_US = 10_000  # how often the rate limiter allows further writes
 WRITE_BYTES = 128 << 10  # of one write to a file: small, so that a request seldom waits for it
 SST_ROWS = 1_000_000  # rows per file, to bound the memory of loading
+
+
+def estimate_disk_bytes(rows: int, width: int) -> int:
+    """Return the bytes of a table on disk, compacted; compaction itself may need as much again for a while."""
+    return rows * (4 * width + DISK_ROW_BYTES)
 
 
 def estimate_reader_bytes(rows: int, width: int) -> int:

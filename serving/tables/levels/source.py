@@ -43,7 +43,7 @@ class Source:
 
 
 def _open_rows(folder: Path, table: TableConfig) -> np.ndarray:
-    array = open_array(folder, table.name)
+    array = open_array(folder, table.name, "r")
     if array.shape != (table.rows, table.width) or array.dtype != np.float32:
         raise ArtifactError(
             f"{folder / table.name}.npy is {array.dtype} {list(array.shape)}. Expected float32 "

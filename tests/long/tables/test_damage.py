@@ -370,6 +370,18 @@ def test_a_disk_without_room_for_the_first_load(config, tmp_path):
     assert not aside(config)
 
 
+def test_a_disk_that_is_too_small_for_the_tables_is_not_filled(open_tiers, tmp_path):
+    """The tables are as large as the free space, but for holes, which take no space."""
+    (tmp_path / "tables").mkdir()
+    rows = shutil.disk_usage(tmp_path).free // (4 * WIDTH)
+    np.lib.format.open_memmap(tmp_path / "tables" / "items.npy", "w+", np.float32, (rows, WIDTH))
+    table, database = TableConfig("items", rows, WIDTH, l2_rows=64), RocksConfig(str(tmp_path / "db"))
+    tiers = open_tiers(table, source=str(tmp_path / "tables"), rocksdb=database)
+    assert_answer(tiers.lookup("items", KEYS), np.zeros((ROWS, WIDTH), np.float32), degraded=True)
+    assert "bytes free" in tiers.read_metrics().down["rocksdb"]
+    assert not list((tmp_path / "db").glob("*.sst"))
+
+
 def test_a_file_system_that_takes_no_folder(config, instance, tmp_path):
     """/proc is such a file system, even for root. A link then moves the folder to a file system that takes it."""
     (tmp_path / "link").symlink_to("/proc")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -178,6 +179,15 @@ def test_an_unknown_table_is_refused(open_tiers, source):
     tiers = open_tiers(make_items(l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
     with pytest.raises(RequestError, match="'users'"):
         tiers.lookup("users", np.arange(3))
+
+
+def test_a_table_may_be_larger_than_the_memory_of_the_machine(open_tiers, tmp_path):
+    """Its file has holes, which take no space."""
+    rows = (psutil.virtual_memory().total + psutil.swap_memory().total) // (4 * WIDTH) + ROWS
+    table = np.lib.format.open_memmap(tmp_path / "items.npy", "w+", np.float32, (rows, WIDTH))
+    table[-1] = 7
+    tiers = open_tiers(TableConfig("items", rows, WIDTH, l2_rows=64), source=str(tmp_path))
+    assert_answer(tiers.lookup("items", np.array([rows - 1])), np.full((1, WIDTH), 7), degraded=False)
 
 
 def test_load_reads_the_folder(tmp_path: Path, source):
