@@ -43,7 +43,7 @@ class Following:
         self._folder, self._shown_path, self._open_database = folder, shown_path, open_database
         self._database: Database  # once it is open
         self._begun: tuple[str, str] = "", ""  # newest log and list of files before the last read
-        self._live: set[str] = set()  # the files of the last read
+        self.table_files: set[str] = set()  # their names at the last read
         self._lock, self._turns = threading.Lock(), 0  # turns: odd during a catch-up, or after one that failed
 
     def list_files(self) -> set[str]:
@@ -61,7 +61,7 @@ class Following:
                     raise
                 continue
             if before <= self.list_files():
-                self._begun, self._live = find_newest(before), self._list_live_files()
+                self._begun, self.table_files = find_newest(before), list_live_files(self._database)
                 return
         raise OSError(f"files disappeared {MOST_TRIES} times during the opening")
 
@@ -85,17 +85,13 @@ class Following:
             self._database.try_catch_up_with_primary()
             after = self.list_files()
             if before <= after:
-                live = self._list_live_files()
-                if live <= self._live or find_newest(after) == self._begun:
-                    self._begun, self._live = find_newest(before), live
+                live = list_live_files(self._database)
+                if live <= self.table_files or find_newest(after) == self._begun:
+                    self._begun, self.table_files = find_newest(before), live
                 else:  # a log that may not have been read completely
                     self.open()
                 return
         raise OSError(f"files disappeared {MOST_TRIES} times during the catch-up")
-
-    def _list_live_files(self) -> set[str]:
-        """Return the names of the files whose rows the secondary sees."""
-        return {file["name"] for file in self._database.live_files()}
 
     def read_undisturbed(self, read: Callable[[], T]) -> T:
         """Return the result of `read`, repeated if a catch-up overlapped it."""
@@ -107,6 +103,11 @@ class Following:
             if self._turns % 2:
                 raise DependencyError(f"RocksDB at {self._shown_path} failed to catch up. It is opened again.")
             return read()
+
+
+def list_live_files(database: Database) -> set[str]:
+    """Return the names of the table files whose rows the database shows."""
+    return {file["name"] for file in database.live_files()}
 
 
 def find_newest(files: set[str]) -> tuple[str, str]:

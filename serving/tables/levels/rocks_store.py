@@ -6,12 +6,13 @@ path: a database that is moved aside (loading.py) stays readable for its users, 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rocksdict import AccessType, Cache, Options, Rdict, SstFileWriter, WriteBatch
@@ -22,7 +23,7 @@ from serving.tables.formats.names import check_keys, make_tag
 from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, log_key
 from serving.tables.formats.rocksdb_log import find_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
-from serving.tables.levels.following import Following
+from serving.tables.levels.following import Following, list_live_files
 from serving.tables.levels.level import Found
 from serving.tables.levels.rocks_failures import DamagedError, Failures, is_damage
 from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, SST_ROWS, make_options
@@ -34,9 +35,20 @@ from serving.tables.store.wave import Wave
 KEYS_PER_READ = 2  # per thread: waking a thread for fewer does not pay
 LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's folder; leftovers come from killed loaders
 DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is damaged; the next process that opens it moves it aside
-SYNCED_FILE = "tables.synced"  # sequence number of a write known to be on disk: RocksDB does not notice a truncated log
+SYNCED_FILE = "tables.synced"  # what is known to be on disk (Synced)
 
 log = logging.getLogger(__name__)
+
+
+class Synced(NamedTuple):
+    """What is known to be on disk. It tells damage that RocksDB does not report.
+
+    RocksDB takes a truncated log for complete, and a secondary opens the last state that lacks the damaged files.
+    write: sequence number of the last write; files: names of the table files, which only newer files ever replace
+    """
+
+    write: int = 0
+    files: frozenset[str] = frozenset()
 
 
 class RocksStore:
@@ -94,7 +106,7 @@ class RocksStore:
             self._check_log_files()
             self._following.open()
         try:
-            self._check_log(synced)
+            self._check_synced(synced)
         except Exception:
             self._close_database()
             raise
@@ -142,12 +154,12 @@ class RocksStore:
         if self._damage:
             raise self.mark_damaged(self._damage)
 
-    def _read_synced(self) -> int:
-        """Return the sequence number of the last write known to be on disk."""
+    def _read_synced(self) -> Synced:
         try:
-            return int((self._path / SYNCED_FILE).read_text())
-        except (FileNotFoundError, ValueError):  # never written, or truncated by a power failure: unknown
-            return 0
+            write, files = json.loads((self._path / SYNCED_FILE).read_text())
+            return Synced(int(write), frozenset(files))
+        except (FileNotFoundError, TypeError, ValueError):  # never written, of an older version, or cut by a power failure
+            return Synced()
 
     def _check_log_files(self) -> None:
         """Raise DamagedError for a damaged log, because a secondary may hang when it reads one."""
@@ -159,14 +171,23 @@ class RocksStore:
             if damage_byte >= 0:
                 raise self.mark_damaged(f"its log {file.name} is damaged from byte {damage_byte} on")
 
-    def _check_log(self, synced: int) -> None:
-        """Raise DamagedError when the log ends before the write `synced`."""
-        if self._complete is None or self._db.latest_sequence_number() >= synced:
+    def _check_synced(self, synced: Synced) -> None:
+        """Raise DamagedError when the database has less than `synced`."""
+        if self._complete is None or not self._find_loss(synced):
             return
         if not self.writable:
             self._following.catch_up()
-        if (last := self._db.latest_sequence_number()) < synced:
-            raise self.mark_damaged(f"its log ends at write {last}, and {synced} was on disk")
+        if loss := self._find_loss(synced):
+            raise self.mark_damaged(loss)
+
+    def _find_loss(self, synced: Synced) -> str:
+        """Return what the database lacks of `synced`, "" when it has everything."""
+        if (last := self._db.latest_sequence_number()) < synced.write:
+            return f"its log ends at write {last}, and {synced.write} was on disk"
+        if not self.writable and self._following.table_files < synced.files:
+            files = ", ".join(name.lstrip("/") for name in sorted(synced.files - self._following.table_files))
+            return f"the files {files} were on disk, and not all of them can be read"
+        return ""
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
@@ -241,7 +262,7 @@ class RocksStore:
             with self._failures("catch up"):
                 synced = self._read_synced()
                 self._following.catch_up()
-                self._check_log(synced)
+                self._check_synced(synced)
 
     def has_rows(self, table: str) -> bool:
         """Return whether the table has rows."""
@@ -288,7 +309,7 @@ class RocksStore:
         with self._failures("write"):
             self._db.flush_wal(True)
             draft = self._path / f"{SYNCED_FILE}-draft"
-            draft.write_text(str(self._db.latest_sequence_number()))
+            draft.write_text(json.dumps([self._db.latest_sequence_number(), sorted(list_live_files(self._db))]))
             draft.replace(self._path / SYNCED_FILE)
 
     def bulk_load(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:

@@ -1,9 +1,8 @@
-"""RocksDB damaged on disk, a first load that dies or finds no room: it recovers by itself, and no row is another key's."""
+"""RocksDB damaged on disk, a first load that dies: it recovers by itself, and no row is another key's."""
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables import filling
-from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
+from serving.tables.config import LevelsConfig, TableConfig, UpdateConfig
 from serving.tables.formats.rows import encode_vectors
 from serving.tables.leveled import LeveledTables
 from serving.tables.levels.level import Level
@@ -28,7 +27,7 @@ from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.interrupting import called_on_return
 from tests.processes import PROCESSES
-from tests.unit.tables.conftest import assert_answer, random_rows
+from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import Log, committed, rocksdb_of, updating
 from tests.waiting import until
 
@@ -107,6 +106,11 @@ DAMAGE = {
     "CURRENT": each("CURRENT", lambda file: file.write_text("garbage")),
     "CURRENT gone": each("CURRENT", Path.unlink),
 }
+FILE_DAMAGE = {
+    "gone": Path.unlink,
+    "cut short": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "index": lambda file: overwrite(file, 0.9, 0.1),
+}
 LOG_DAMAGE = {
     "log": each("*.log", overwrite),
     "log cut short": each("*.log", lambda file: os.truncate(file, file.stat().st_size // 2)),
@@ -163,6 +167,29 @@ def test_a_log_that_lost_rows_is_noticed(config, damage, writable):
     np.testing.assert_array_equal(store.read({"items": KEYS})[0]["items"][0], random_rows(ROWS, WIDTH))
     store.close()
     assert is_never_updated(config)
+    assert len(aside(config)) == 1
+
+
+@pytest.mark.parametrize("damage", FILE_DAMAGE.values(), ids=FILE_DAMAGE)
+def test_an_instance_that_opens_files_without_the_latest_rows_notices_it(config, damage):
+    """RocksDB would show the rows that they had before, while the updater keeps the files open."""
+    updater, log, position = open_l3(config, writable=True), Log(), LogPosition.at({})
+    files: list[set[Path]] = []
+    for version in range(2):
+        batch = log.batch(UPDATED, newest(version)[UPDATED])
+        updater.update("items", batch, position)
+        position.advance(batch.reached)
+        updater.column_families["items"].flush()
+        files.append(set(Path(config.rocksdb.path).glob("*.sst")))
+    updater.sync()
+    [latest] = files[1] - files[0]
+    damage(latest)
+    with pytest.raises(DamagedError, match=latest.name):
+        open_l3(config)
+    updater.close()
+    instance = open_l3(config)
+    np.testing.assert_array_equal(instance.read({"items": KEYS})[0]["items"][0], random_rows(ROWS, WIDTH))
+    instance.close()
     assert len(aside(config)) == 1
 
 
@@ -344,55 +371,6 @@ def test_a_first_load_that_was_killed_is_finished_by_the_next_one(config, instan
     recovers(instance(config), random_rows(ROWS, WIDTH))
     assert not list(Path(config.rocksdb.path).glob(f"{LOADING_PREFIX}*"))
     assert not aside(config)
-
-
-def _load_on_a_full_disk(config: LevelsConfig, report: str) -> None:
-    """A file size limit stands for a full disk: what RocksDB is to be filled from does not fit."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    tiers, most = LeveledTables(config, warm=False), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
-    answer = tiers.lookup("items", KEYS)
-    exported, said = (answer.values == random_rows(ROWS, WIDTH)).all(), tiers.read_metrics().down["rocksdb"]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    recovers(tiers, random_rows(ROWS, WIDTH))
-    Path(report).write_text(f"{answer.degraded} {exported} {said}")
-    tiers.close()
-
-
-def test_a_disk_without_room_for_the_first_load(config, tmp_path):
-    process = PROCESSES.Process(target=_load_on_a_full_disk, args=(config, str(tmp_path / "report")))
-    process.start()
-    process.join(60)
-    said = (tmp_path / "report").read_text()
-    assert said.startswith("True True RocksDB at ")
-    assert "bulk load" in said
-    assert "Check the disk and the permissions" in said
-    assert not aside(config)
-
-
-def test_a_disk_that_is_too_small_for_the_tables_is_not_filled(open_tiers, tmp_path):
-    """The tables are as large as the free space, but for holes, which take no space."""
-    (tmp_path / "tables").mkdir()
-    rows = shutil.disk_usage(tmp_path).free // (4 * WIDTH)
-    np.lib.format.open_memmap(tmp_path / "tables" / "items.npy", "w+", np.float32, (rows, WIDTH))
-    table, database = TableConfig("items", rows, WIDTH, l2_rows=64), RocksConfig(str(tmp_path / "db"))
-    tiers = open_tiers(table, source=str(tmp_path / "tables"), rocksdb=database)
-    assert_answer(tiers.lookup("items", KEYS), np.zeros((ROWS, WIDTH), np.float32), degraded=True)
-    assert "bytes free" in tiers.read_metrics().down["rocksdb"]
-    assert not list((tmp_path / "db").glob("*.sst"))
-
-
-def test_a_file_system_that_takes_no_folder(config, instance, tmp_path):
-    """/proc is such a file system, even for root. A link then moves the folder to a file system that takes it."""
-    (tmp_path / "link").symlink_to("/proc")
-    config = replace(config, rocksdb=RocksConfig(str(tmp_path / "link" / "db")))
-    tiers = instance(config)
-    assert_answer(tiers.lookup("items", KEYS), random_rows(ROWS, WIDTH), degraded=True)
-    assert "Check the disk, its free space and the permissions" in tiers.read_metrics().down["rocksdb"]
-    (tmp_path / "link").unlink()
-    (tmp_path / "room").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "room")
-    recovers(tiers, random_rows(ROWS, WIDTH))
 
 
 def test_a_store_given_no_way_to_be_filled_again_leaves_no_mark(config):
