@@ -104,9 +104,16 @@ class RedisStore:
         least = LogPosition(np.full(PARTITIONS, FAR))
         for log in self._run([("HGETALL", of_log) for _, of_log in self._name_all_hashes(table)]):
             reached = LogPosition(np.full(PARTITIONS, 0 if BEGUN in log else FAR))
-            for partition, offset in log.items():
-                if partition != BEGUN:
-                    reached[int(partition)] = int(offset)
+            try:
+                for partition, offset in log.items():
+                    if partition != BEGUN:
+                        reached[int(partition)] = int(offset)
+            except (ValueError, IndexError) as error:
+                keys = name_log_hash(self._model, table, 0).replace("/p0}log", "/p*}*")
+                raise DependencyError(
+                    f"Redis at {self._config.address} has offsets of table {table} that cannot be read ({error}). Expected "
+                    f"those of this version. Delete the keys {keys}: they are written again."
+                ) from error
             least.rewind(reached)
         return least
 

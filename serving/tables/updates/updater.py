@@ -35,6 +35,7 @@ COLLECT_S = 0.02  # least time between batches: a row costs less in a larger bat
 FETCH_WAIT_MS = 20  # how long a broker holds a fetch without rows; librdkafka's mock always holds it that long
 TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # interval of looking for topics and partitions; the first update creates them
 METADATA_TIMEOUT_S = 1.0
+REJECTED_EVERY_S = 10.0  # least time between two lines of the log about rejected messages: a wrong producer may send thousands
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Updater:
         ] = {}  # last offset of each assigned partition; at first, the one before its start
         self._gaps: list[tuple[TopicPartition, int]] = []  # messages from the partition's offset up to another never came
         self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
+        self._rejected, self._log_rejected_at_s = 0, 0.0  # messages since the last line about them; time of the next line
 
     def run(self, stop: threading.Event) -> None:
         """Consume until `stop` is set, also through outages of the brokers."""
@@ -288,14 +290,18 @@ class Updater:
             self.applier.apply(table, Batch(keys, vectors, partitions, offsets))
         except DataError as error:
             if len(messages) == 1:
-                self._reject(table, error)
+                self._reject(table, messages[0], error)
                 return
             for message in messages:  # reject only the malformed message
                 self.apply_table(table, [message])
 
-    def _reject(self, table: str, error: DataError) -> None:
+    def _reject(self, table: str, message: Message, error: DataError) -> None:
         self.applier.shared[table].ring.add(REJECTED, 1)
-        log.warning("update of %s rejected: %s", table, error)
+        self._rejected += 1
+        if time.monotonic() >= self._log_rejected_at_s:
+            place = (*read_partition(message), read_offset(message))
+            log.warning("%s [%d] offset %d rejected, the latest of %d messages: %s", *place, self._rejected, error)
+            self._rejected, self._log_rejected_at_s = 0, time.monotonic() + REJECTED_EVERY_S
 
     def _commit(self, wait: bool = False) -> None:
         """Commit the offsets of messages that are on disk; asynchronously unless `wait`."""

@@ -93,6 +93,19 @@ def test_a_message_at_fault_is_refused_alone(config, instances):
     updater.close()
 
 
+def test_the_log_names_a_rejected_message_and_the_number_of_others(config, monkeypatch, caplog):
+    """Not each of them: a wrong producer would fill the disk."""
+    updater = Updater(replace(config, updates=UpdateConfig()))
+    updater.apply_table("items", [make_message(b"not a message", offset, partition=3) for offset in range(5, 9)])
+    monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
+    updater.apply_table("items", [make_message(b"not a message", 9)])
+    assert [line.getMessage().split(":")[0] for line in caplog.records] == [
+        "hps_et.rank.items [3] offset 5 rejected, the latest of 1 messages",
+        "hps_et.rank.items [0] offset 9 rejected, the latest of 4 messages",
+    ]
+    updater.close()
+
+
 def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instances, caplog):
     """It had begun with messages 0 to 2. Applied in parts, a key's first row would come after its last one."""
     instances()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 
@@ -64,6 +65,15 @@ def test_rows_of_another_width_are_refused(server):
     )
     with pytest.raises(DependencyError, match="another shape"):
         RedisStore(config, "rank", {"items": 2}).read({"items": np.array([1])})
+
+
+@pytest.mark.parametrize("offset", [{"0": "another version's"}, {"5000": 7}])
+def test_offsets_of_another_version_are_an_outage_with_a_remedy(server, offset):
+    """Anything else would end the updater, again and again."""
+    server.client.hset("hps_et{hps_et.rank.items/p3}log", mapping=offset)
+    store = RedisStore(RedisConfig(server.address, timeout_ms=PATIENT_MS), "rank", {"items": 3})
+    with pytest.raises(DependencyError, match=re.escape("Delete the keys hps_et{hps_et.rank.items/p*}*")):
+        store.read_position("items")
 
 
 def test_rows_come_from_redis_and_are_copied_up_from_rocksdb(tiers, server):
