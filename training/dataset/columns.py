@@ -156,8 +156,9 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
         if not header:
             raise DataError(f"{path} is empty. Expected {', '.join(names)} in row 1, then one row for each entry.")
         _check_columns(path, names, header)
+        compression = "gzip" if path.name.lower().endswith(".gz") else None  # Arrow itself knows .gz in small letters only
         table = pacsv.read_csv(
-            path,
+            pa.input_stream(str(path), compression=compression),
             pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # one thread: errors name the row
             pacsv.ParseOptions(delimiter=_find_separator(path), newlines_in_values=True),
             pacsv.ConvertOptions(
@@ -219,10 +220,21 @@ def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
                 f"{path}: column {name!r} holds {kind}. Expected plain values: join lists to one text with a separator, "
                 "and write bytes as text."
             )
-        series = table.column(name).to_pandas(integer_object_nulls=True)  # as floats, large ids would lose digits
+        series = _convert_to_pandas(path, name, table.column(name))
         codes, values = pd.factorize(series.array)
         columns[name] = _make_column(path, name, codes, [_write_text(value) for value in values])
     return columns
+
+
+def _convert_to_pandas(path: Path, name: str, column: pa.ChunkedArray) -> pd.Series:
+    """Convert a column of a parquet file. Years that pandas cannot hold, such as 9999, do not stop it."""
+    try:
+        return column.to_pandas(integer_object_nulls=True)  # as floats, large ids would lose digits
+    except pa.ArrowInvalid:
+        try:
+            return column.to_pandas(timestamp_as_object=True)
+        except ValueError as error:
+            raise DataError(f"{path}: column {name!r}: {error}. Correct such times, or leave out their rows.") from error
 
 
 def _write_text(value: object) -> str:

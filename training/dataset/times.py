@@ -9,7 +9,7 @@ import pandas as pd
 
 from training.dataset.columns import Column
 
-ISO = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?( ?(Z|[+-]\d{2}:?\d{2}))?"
+ISO = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?( ?(Z|UTC|[+-]\d{2}(:?\d{2})?))?"
 LIMIT_S = 100_000_000_000  # the year 5138 in seconds, March 1973 in milliseconds: tells the units apart
 UNITS = {"seconds": 1, "milliseconds": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
 DAY_S = 86_400
@@ -72,7 +72,8 @@ def _recognise(numbers: np.ndarray) -> str:
 
 def _parse_iso(column: Column, texts: pd.Series) -> np.ndarray:
     well_formed = texts.str.fullmatch(ISO).to_numpy(bool)
-    parsed = pd.to_datetime(texts.where(well_formed), utc=True, errors="coerce")
+    quick = texts.where(well_formed).str.replace("UTC", "Z", regex=False)  # pandas takes a hundred times as long for the former
+    parsed = pd.to_datetime(quick, utc=True, errors="coerce")
     bad = parsed.isna().to_numpy()
     if bad.any():
         raise column.make_fault_at_value(bad, "is not a time", REMEDY)

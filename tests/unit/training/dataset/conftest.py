@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from serving.contract.errors import DataError
+from training.dataset import load_dataset
+
 TOML = """
 name = "corner-shop"
 [interactions]
@@ -36,6 +39,13 @@ continuous = ["age"]
 EVENTS_CSV = "customer,sku,time\n7,10,300\n7,11,100\n8,10,200\n"
 ITEMS_CSV = "sku,description,brand,tags,price,in_stock\n10,Tea,Acme,hot|drink,2.5,1\n12,Mug,,,,0\n"
 USERS_CSV = "customer,country,age\n7,Italy,40\n9,,\n"
+
+
+def message(source) -> str:
+    """Return the message with which a data set is refused."""
+    with pytest.raises(DataError) as caught:
+        load_dataset(source)
+    return str(caught.value)
 
 
 @pytest.fixture

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import gzip
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from serving.contract.errors import DataError
-from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
+from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS, message
 from training.dataset import load_dataset, split_log
 
 LABELLED = TOML + 'label = "stars"\npositive_at = 4\n'
-
-
-def message(source) -> str:
-    with pytest.raises(DataError) as caught:
-        load_dataset(source)
-    return str(caught.value)
 
 
 def aggregate(value: str) -> str:
@@ -348,32 +340,6 @@ def test_unknown_kind_of_file(shop, tmp_path):
 def test_broken_gzip(shop, content):
     text = message(shop(TOML.replace("events.csv", "events.csv.gz"), **{"events.csv.gz": content}))
     assert "events.csv.gz cannot be read to its end" in text
-
-
-def test_broken_parquet(shop):
-    text = message(shop(TOML.replace("events.csv", "events.parquet"), **{"events.parquet": b"PAR0 nothing"}))
-    assert "events.parquet is not a parquet file" in text
-
-
-def test_damaged_parquet(shop, tmp_path):
-    path = tmp_path / "events.parquet"
-    pd.DataFrame(np.random.default_rng(0).integers(0, 99, (1_000, 3)), columns=["customer", "sku", "time"]).to_parquet(path)
-    content = path.read_bytes()
-    text = message(shop(TOML.replace("events.csv", path.name), **{path.name: content[:50] + b"\xff" * 500 + content[550:]}))
-    assert "events.parquet cannot be read to its end" in text
-
-
-@pytest.mark.parametrize(("customer", "kind"), [([[1]], "list"), ([b"1"], "binary"), (pd.Categorical([b"1"]), "binary")])
-def test_parquet_without_plain_values(shop, tmp_path, customer, kind):
-    pd.DataFrame({"customer": customer, "sku": [1], "time": [1]}).to_parquet(tmp_path / "events.parquet")
-    text = message(shop(TOML.replace("events.csv", "events.parquet")))
-    assert f"column 'customer' holds {kind}" in text
-    assert "separator" in text
-
-
-def test_parquet_rows_count_from_one(shop, tmp_path):
-    pd.DataFrame({"customer": [1, 1], "sku": [1, -1], "time": [1, 1]}).to_parquet(tmp_path / "events.parquet")
-    assert "events.parquet: column 'sku', row 2: '-1'" in message(shop(TOML.replace("events.csv", "events.parquet")))
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.0, 1.0])

@@ -172,7 +172,7 @@ def test_context_columns_tell_their_kind(shop):
     np.testing.assert_array_equal(log["km"], np.array([0.5, np.nan], np.float32))
 
 
-@pytest.mark.parametrize("kind", ["csv.gz", "tsv", "tsv.gz", "parquet"])
+@pytest.mark.parametrize("kind", ["csv.gz", "CSV.GZ", "tsv", "tsv.gz", "parquet"])
 def test_every_kind_of_file_reads_alike(shop, tmp_path, kind):
     expected = load_dataset(shop()).interactions
     text = EVENTS_CSV.replace(",", "\t") if "tsv" in kind else EVENTS_CSV
@@ -180,7 +180,7 @@ def test_every_kind_of_file_reads_alike(shop, tmp_path, kind):
     if kind == "parquet":
         pd.read_csv(tmp_path / "events.csv").to_parquet(path)
     else:
-        path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
+        path.write_bytes(gzip.compress(text.encode()) if kind.lower().endswith("gz") else text.encode())
     pd.testing.assert_frame_equal(load_dataset(shop(TOML.replace("events.csv", path.name))).interactions, expected)
 
 
