@@ -21,7 +21,7 @@ from export.settings import PipelineSettings, Settings
 from export.steps.catalogue import write_catalogue
 from export.steps.describe import describe_export, describe_ranker, describe_sources
 from export.steps.learning import Learning, keep_weights
-from export.steps.lost_log import refuse_lost_log
+from export.steps.lost_log import refuse_lost_log, refuse_other_ids
 from export.steps.recording import draw_requests
 from export.steps.references import REFERENCE_TIMES, write_drift_references
 from export.steps.rehearsal import rehearse
@@ -92,6 +92,7 @@ def build_repository(
     """
     target = meant_for or repository
     refuse_lost_log(dataset, target)
+    refuse_other_ids(dataset, target)
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
     staged = Staging(repository, layout, lambda repo: find_held_generations(repo, RUN_DIR), keep)

@@ -1,4 +1,4 @@
-"""A log that lost most of its events replaces no generation."""
+"""A log that lost most of its events, or whose ids are of another kind, replaces no generation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.settings import Settings
-from export.steps.lost_log import refuse_lost_log
+from export.steps.lost_log import refuse_lost_log, refuse_other_ids
 from repository.generations import list_published_generations
 from serving.contract.errors import ExportError
 from serving.contract.tensors import ENSEMBLE
 from tests.repositories import copy_small_repository
 from tests.unit.small_shops import CONTEXT, shop
+from training.dataset import load_dataset
 
 
 @pytest.fixture
@@ -50,3 +51,30 @@ def test_half_of_the_log_another_log_or_a_new_repository_may_be_exported(reposit
 def test_a_damaged_generation_is_no_reason_to_refuse_what_mends_it(repository, dataset):
     (repository / ENSEMBLE / "1" / "manifest.json").write_text("{")
     refuse_lost_log(cut_off(dataset, 1), repository)
+
+
+def load_with(folder, user, item):
+    """Return the shop with one more event."""
+    with (folder / "data" / "events.csv").open("a") as log:
+        log.write(f"{user},{item},1600000000,,\n")
+    return load_dataset(folder / "data")
+
+
+@pytest.mark.parametrize(("user", "item", "fact"), [("1", "15B", "item ids .* '15B'"), ("C-1", "1", "user ids .* 'C-1'")])
+def test_one_mistyped_id_that_would_change_all_of_them_is_refused(repository, dataset, tmp_path, user, item, fact):
+    with pytest.raises(ExportError, match=rf"The {fact}, and were integers in generation 1 of .*make export REPO="):
+        build_repository(load_with(tmp_path, user, item), repository, Settings(), Console(quiet=True))
+    assert list_published_generations(repository) == (1,)
+
+
+def test_text_ids_that_became_integers_are_refused(repository, dataset):
+    (repository / ENSEMBLE / "1" / "item_names.json").write_text('{"15B": 1}')
+    with pytest.raises(ExportError, match=r"item ids of small are integers now, and were text in generation 1"):
+        refuse_other_ids(dataset, repository)
+
+
+def test_text_ids_of_another_shop_or_in_a_new_repository_may_be_exported(repository, dataset, tmp_path):
+    texts = load_with(tmp_path, "C-1", "15B")
+    refuse_other_ids(texts, tmp_path / "new")
+    refuse_other_ids(replace(texts, description=texts.description.model_copy(update={"name": "other"})), repository)
+    refuse_other_ids(dataset, repository)
