@@ -260,6 +260,6 @@ def _check_columns(path: Path, names: list[str], header: list[str]) -> None:
                 "Expected commas in .csv and tabs in .tsv: convert or rename the file."
             )
     names_there = ", ".join(map(repr, header))
-    raise DataError(
-        f"{path}: column {absent[0]!r} is not there. Row 1 has: {names_there}. Correct the name in dataset.toml or the file."
-    )
+    is_utf8 = not any("\ufffd" in name for name in header)  # what reading puts in place of other bytes
+    remedy = "Correct the name in dataset.toml or the file" if is_utf8 else "It is not UTF-8: save or convert the file as UTF-8"
+    raise DataError(f"{path}: column {absent[0]!r} is not there. Row 1 has: {names_there}. {remedy}.")

@@ -199,6 +199,17 @@ class Description(_Section):
         return self
 
     @model_validator(mode="after")
+    def _context_is_known_at_request_time(self) -> Description:
+        log = self.interactions
+        roles = {log.user_id: "user_id", log.item_id: "item_id", log.timestamp: "timestamp", log.label: "label"}
+        taken = next((name for name in self.context.columns if name in roles), None)
+        if taken is not None:
+            raise ValueError(
+                f"[context] {taken!r} is the {roles[taken]} of [interactions], which is no context of a request; take it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _some_event_is_positive(self) -> Description:
         if self.events and not any(event.positive for event in self.events.values()):
             raise ValueError("[events] has no positive event; set positive = true for the one that recommendations aim at")

@@ -292,7 +292,9 @@ def _collect_entities(
         raise column.make_fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
     only_in_log = log_ids[~np.isin(log_ids, rows[id_name].to_numpy())]
     if len(only_in_log):
-        report.notes.append(f"{len(only_in_log):,} of {len(log_ids):,} {id_name}s of the log are not in {column.path.name}")
+        advice = ". They may be recommended: add rows, with available = 0 to hide them" if id_name == "item_id" else ""
+        fact = f"{len(only_in_log):,} of {len(log_ids):,} {id_name}s of the log are not in {column.path.name}"
+        report.notes.append(fact + advice)
     rows = pd.concat([rows, pd.DataFrame({id_name: only_in_log, "row": np.int64(-1)})])
     return rows.sort_values(id_name, ignore_index=True)
 

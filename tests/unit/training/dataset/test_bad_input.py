@@ -74,6 +74,14 @@ BAD_DESCRIPTIONS = {
         TOML + '[context]\ncategorical = ["weight"]\n',
         ["[context]", "'weight' has a name that"],
     ),
+    "item as context": (
+        TOML + '[context]\ncategorical = ["sku"]\n',
+        ["[context] 'sku' is the item_id of [interactions]", "take it out"],
+    ),
+    "label as context": (
+        LABELLED + '[context]\ncontinuous = ["stars"]\n',
+        ["[context] 'stars' is the label of [interactions]"],
+    ),
     "no positive event": (TOML + "[events.view]\n", ["[events] has no positive event", "set positive = true"]),
     "aggregation of an amount that the log lacks": (
         TOML + aggregate("amount"),
@@ -112,6 +120,11 @@ BAD_LOGS = {
     "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: 'customer', 'sku'. Correct"]),
     "spaces in names": (TOML, "customer, sku, time\n1, 1, 1\n", ["column 'sku' is not there", "Row 1 has: 'customer', ' sku'"]),
     "UTF-16": (TOML, "customer,sku,time\n1,1,1\n".encode("utf-16"), ["row 1 holds zero bytes, as in UTF-16", "Expected UTF-8"]),
+    "names that are not UTF-8": (
+        TOML.replace('"sku"', '"Größe"'),
+        "customer,Größe,time\n1,1,1\n".encode("cp1252"),
+        ["column 'Größe' is not there", "It is not UTF-8: save or convert the file as UTF-8"],
+    ),
     "gzip": (
         TOML,
         gzip.compress(EVENTS_CSV.encode()),

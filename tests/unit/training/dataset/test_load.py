@@ -53,7 +53,8 @@ def test_item_and_user_files_join_the_log(shop):
     assert users["user_id"].tolist() == [7, 8, 9]
     assert users["country"].tolist() == ["Italy", None, None]
     np.testing.assert_array_equal(users["age"], np.array([40, np.nan, np.nan], np.float32))
-    assert "1 of 2 item_ids of the log are not in items.csv" in dataset.report.notes
+    note = "1 of 2 item_ids of the log are not in items.csv. They may be recommended: add rows, with available = 0 to hide them"
+    assert note in dataset.report.notes
 
 
 def test_a_feature_may_be_named_as_the_role_it_fills(shop):
