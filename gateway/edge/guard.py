@@ -164,7 +164,10 @@ class Guard:
             raise Refused(401, "UNAUTHENTICATED", message, **{"www-authenticate": "Bearer"})
 
     def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-        """Raise Refused for a path that is not UTF-8, headers that are too large, or a body that is chunked or compressed."""
+        """Raise Refused for a path that is not UTF-8, headers that are too large, or a body that is chunked or compressed.
+
+        Also for any body at a path that needs no token.
+        """
         # The server's decoder replaces bytes that are not UTF-8, which would lose the ids in them.
         if b"%" in scope["raw_path"] and scope["path"].encode() != unquote_to_bytes(scope["raw_path"]):
             raise Refused(400, "INVALID_ARGUMENT", "The path is not UTF-8; expected each id in UTF-8, percent-encoded.")
@@ -175,12 +178,15 @@ class Guard:
             raise Refused(411, "LENGTH_REQUIRED", "The body is chunked. Send it as a whole, with a content-length.")
         if any(name == b"content-encoding" and value.strip().lower() not in PLAIN for name, value in scope["headers"]):
             raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed. Send it uncompressed.")
+        # Strangers must not fill the memory with bodies. llhttp refuses a length that is not a number.
+        if scope["path"] in OPEN_PATHS and int(headers.get(b"content-length", b"0")):
+            raise Refused(413, "BODY_TOO_LARGE", "This path takes no body. Send none.")
 
     async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Return the body, b"" without one. Raises Refused for one that is too large, too slow, or not complete."""
         if b"content-length" not in headers:  # and it is not chunked, so there is no body
             return b""
-        if int(headers[b"content-length"]) > self._settings.body_bytes:  # llhttp refuses what is not a number
+        if int(headers[b"content-length"]) > self._settings.body_bytes:
             message = f"The body is larger than {self._settings.body_bytes:,} bytes. Send less at once."
             raise Refused(413, "BODY_TOO_LARGE", message)
         parts = []

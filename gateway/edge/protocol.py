@@ -1,5 +1,6 @@
-"""HTTP/1.1 by uvicorn and llhttp. llhttp refuses ambiguous requests; callers whose headers are slow or too large are cut off.
-What is refused here gets its error as JSON, as from the routes.
+"""HTTP/1.1 by uvicorn and llhttp. llhttp refuses ambiguous requests; callers whose headers are slow or too large are cut off,
+and so are callers who do not read their answers, or who send many requests without waiting for answers.
+What is refused here gets its error as JSON, as from the routes. Nothing here writes to the log: strangers could fill the disk.
 
 The gateway runs on uvloop, which joins the writes of one iteration, so that an answer leaves in one packet.
 """
@@ -12,8 +13,9 @@ import resource
 import socket
 import ssl
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
+import httptools
 import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -23,8 +25,27 @@ from serving.contract.errors import ConfigError
 
 KEEP_ALIVE_S = 30
 STOP_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30  # for a caller to read what an answer leaves in the buffer
 MOST_CONNECTIONS = 2_048
+MOST_PIPELINED = 32  # requests of a connection that wait for the answers to earlier ones; each takes memory
 OTHER_FILES = 256  # that a gateway has open besides: calls to servers, the live store, logs
+
+
+class OpenTransport:
+    """Passes everything on to a transport, but ignores what is written after its end.
+
+    uvloop would raise an error, and uvicorn would log it, whenever a caller leaves in the middle of an answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -41,10 +62,12 @@ class LimitedProtocol(HttpToolsProtocol):
     _waits = True  # for headers of a request, or the rest of them
     _turn = 0  # larger the later the caller last began something
     _waited_bytes = 0
+    _body_left = 0  # bytes of a body that the parser leaves to `_parse`
+    _read_timer: asyncio.TimerHandle | None = None
     url = b""  # uvicorn sets it when a request begins
 
     def connection_made(self, transport) -> None:
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, OpenTransport(transport)))
         self._limit_headers()
         self._turn = next(self._turns)
         if len(self.connections) > self.most_connections:
@@ -56,7 +79,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if self.transport.is_closing():
                 return
             part = data[start : start + self.header_bytes]
-            super().data_received(part)
+            self._parse(part)
             self._waited_bytes += len(part)
             if self._waits and self._waited_bytes > 2 * self.header_bytes:  # the first part may hold the end of another request
                 is_query = len(self.url) > self.header_bytes
@@ -66,9 +89,28 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._waits and (self.cycle is None or self.cycle.response_complete):
             self._limit_headers()
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse a request that llhttp cannot read, or that it finds ambiguous. uvicorn calls this."""
-        self._refuse(400, "HTTP", msg)
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes of requests, and refuse a request that llhttp cannot read, or that it finds ambiguous.
+
+        llhttp takes a request with `upgrade` for the last one in HTTP/1.1, and reads no body. But Java's client and `curl
+        --http2` send `upgrade: h2c` with ordinary requests, as every server may ignore it.
+        """
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            if self._body_left:
+                body, data = data[: self._body_left], data[self._body_left :]
+                self._body_left -= len(body)
+                self.on_body(body)
+                if not self._body_left:
+                    self.on_message_complete()
+                continue
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self._refuse(400, "HTTP", "Invalid HTTP request received.")
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer with an error in the form of every route, and end the connection."""
@@ -79,19 +121,36 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self.transport.abort()
+            raise ConnectionAbortedError  # the parser stops
         self._waits, self._waited_bytes, self._turn = False, 0, next(self._turns)
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
         super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self._body_left = int(dict(self.headers).get(b"content-length", b"0"))
 
     def on_message_complete(self) -> None:
+        if self._body_left:
+            return
         self._waits, self._waited_bytes = True, 0
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._read_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
+        for timer in (self._header_timer, self._read_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
@@ -101,8 +160,8 @@ class LimitedProtocol(HttpToolsProtocol):
             min(idle, key=lambda own: (own.cycle is not None, own._turn)).transport.abort()
 
     def awaits_caller(self) -> bool:
-        """Return whether the caller has to send something; False while it waits for an answer."""
-        return not self._waits or self.cycle is None or self.cycle.response_complete
+        """Return whether the caller has to send or read something; False while it waits for an answer."""
+        return self.flow.write_paused or not self._waits or self.cycle is None or self.cycle.response_complete
 
     def _limit_headers(self) -> None:
         if self._header_timer is None:

@@ -169,6 +169,13 @@ def test_a_body_that_is_too_large_or_comes_in_chunks_is_refused(gateway):
     assert door.ask("POST", "/v1/events", content=chunks()).status_code == 411
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/console.js"])
+def test_a_stranger_may_send_no_body(gateway, path):
+    own = gateway(tokens={hash_token("secret"): "shop"})
+    assert own.read_error("POST", path, 413, content=b"x")["message"] == "This path takes no body. Send none."
+    assert own.ask("GET", path, headers={"content-length": "0"}).status_code == 200
+
+
 def test_a_body_that_trickles_in_is_not_waited_for(gateway):
     door = gateway(body_timeout_s=0.05)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import resource
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from http.client import HTTPResponse
@@ -141,6 +143,44 @@ def test_pipelined_requests_are_answered_one_after_the_other(address):
     assert send(address, GET * 19 + LAST).count(b"HTTP/1.1 200") == 20
 
 
+def test_a_caller_who_sends_many_requests_and_waits_for_no_answer_is_cut_off(address):
+    assert send(address, GET * 2_000).count(b"HTTP/1.1 200") < 1_000
+
+
+UPGRADE = (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAEAAEAAAAIAAAAA")
+
+
+@pytest.mark.parametrize("size", [10_000, 40, 7])
+def test_an_offer_to_speak_another_protocol_changes_nothing(address, size):
+    """Java's HttpClient and `curl --http2` offer it with ordinary requests, whose bodies must not get lost."""
+    body = b'{"user": 7, "item": 3, "id": "GET /healthz HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n"}'
+    offer = post(body, b"content-length: %d" % len(body), *UPGRADE)
+    stream = offer + GET + GET.replace(b"host: ", b"\r\n".join([*UPGRADE, b"host: "])) + offer + LAST
+    answer = send(address, *(stream[start : start + size] for start in range(0, len(stream), size)))
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 ") == 5
+    assert answer.count(b'"sequence"') == 2
+
+
+@pytest.mark.parametrize("offer", [UPGRADE, (b"connection: upgrade", b"upgrade: websocket")])
+def test_a_body_after_an_offer_to_speak_another_protocol_is_no_request(address, offer):
+    answer = send(address, post(b"", b"content-length: %d" % len(GET), *offer), GET, LAST, pause_s=0.05)
+    assert answer.count(b"HTTP/1.1 400") == 1, answer
+    assert answer.count(b"HTTP/1.1 200") == 1, answer
+
+
+def test_a_stranger_cannot_fill_the_log(address, caplog):
+    """By malformed requests, by offers to speak another protocol, or by leaving in the middle of an answer."""
+    with caplog.at_level(logging.WARNING):
+        send(address, b"nonsense\r\n\r\n")
+        send(address, LAST.replace(b"connection: close", b"\r\n".join([*UPGRADE, b"connection: close"])))
+        for _ in range(10):
+            with socket.create_connection(address) as sock:
+                sock.sendall(GET * 30)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # `close` resets the connection
+        assert send(address, LAST).startswith(b"HTTP/1.1 200")
+    assert not caplog.records
+
+
 def test_nonsense_is_answered_or_refused_and_never_an_error_of_ours(gateway):
     """A slice of `python -m experiments.malformed`, which sends the like to a gateway with a tritonserver behind it."""
     settings, rng = GatewaySettings(burst=10_000), np.random.default_rng(0)
@@ -185,6 +225,40 @@ def test_callers_who_send_nothing_make_room_for_those_who_do(gateway, monkeypatc
                 assert caller.recv(1) == b""
         assert ask(shop) == 200
         assert ask(connect()) == 200
+
+
+def fill_answers(address: str) -> socket.socket:
+    """Return the connection of a caller who has sent requests, and reads none of the answers."""
+    host, _, port = address.partition(":")
+    caller = socket.socket()
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    caller.connect((host, int(port)))
+    caller.settimeout(0.2)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while True:  # until the gateway reads no more, because nothing can be written
+            caller.sendall(GET.replace(b"healthz", b"console.js") * 20)
+            time.sleep(0.02)  # so that no more than 32 wait
+    return caller
+
+
+def test_callers_who_read_no_answer_make_room_for_those_who_do(gateway, monkeypatch):
+    most = 4
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", most)
+    with listening(gateway().app, GatewaySettings()) as address, contextlib.ExitStack() as open_ones:
+        for _ in range(most):
+            open_ones.enter_context(fill_answers(address))
+        host, _, port = address.partition(":")
+        assert send((host, int(port)), LAST).startswith(b"HTTP/1.1 200")
+
+
+def test_a_caller_who_reads_no_answer_is_cut_off_by_time(gateway, monkeypatch):
+    monkeypatch.setattr(protocol, "READ_TIMEOUT_S", TIMEOUT_S)
+    with listening(gateway().app, GatewaySettings()) as address, fill_answers(address) as caller:
+        time.sleep(2 * TIMEOUT_S)
+        caller.settimeout(protocol.KEEP_ALIVE_S / 2)  # a gateway that still waits gives the rest of the answers, and waits on
+        with contextlib.suppress(ConnectionError):
+            while caller.recv(65_536):
+                pass
 
 
 def test_more_connections_than_a_process_may_have_at_its_start_are_taken(gateway):
