@@ -7,7 +7,8 @@ instants are fixed before the clock starts, requests are serialised beforehand, 
 (`send_late`) and processor time: figures hold as long as both stay small beside the server's (`perf/load/unary.py`).
 
 One thread waits for the next answer or the next instant, whichever comes first (asyncio's timers are a millisecond too coarse).
-At most MAX_IN_FLIGHT requests are in flight; a request due beyond that is dropped and counted as an error.
+At most MAX_IN_FLIGHT requests are unanswered; a request due beyond that is dropped and counted as an error. So is a request
+without an answer after DEADLINE_S, which the server may still work on (`perf/load/unary.py`).
 Only loopback addresses are accepted, so that nobody else's server is loaded.
 """
 
@@ -155,7 +156,7 @@ def send_all(
         receive(start_ns + due_ns - clock())  # even when late, so that arrived answers are read at once
         while (left_ns := start_ns + due_ns - clock()) > 0:
             receive(left_ns)
-        if calls.in_flight >= MAX_IN_FLIGHT:
+        if calls.unanswered >= MAX_IN_FLIGHT:
             outcome.errors["not sent: too many requests in flight"] += 1
             continue
         if add_time:

@@ -8,6 +8,9 @@ frames, hpack its header blocks. Neither end uses a header table that changes be
 equal meaning, and each is decoded once. Answers are kept without parsing them. Limits of calls in flight and of header tables,
 padding, priorities and a graceful end of the connection are not supported, because gRPC servers do not use them. A connection
 accepts 2 GiB of answers.
+
+No call is cancelled, because that can crash tritonserver 2.51 (docs/serving.md): the server learns of no deadline, and the
+connection stays open until it has answered late calls as well.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ WINDOW_BYTES, MOST_WINDOW_BYTES = 65_535, 2**31 - 1  # flow-control window: init
 FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # longest frame: initial, and largest
 READ_BYTES = 1 << 18
 SELECTABLE = 1_024  # file numbers below it, which `select` takes; `poll` takes all, but rounds a wait up to milliseconds
+LEFT_ALONE_S = 10.0  # how long the end of a connection waits for calls that the server has not answered
 PREFIX_BYTES = 5  # gRPC's, of a message: compressed or not (never: we do not offer it), and its length
 STATUS = {str(code.value[0]): code.name for code in grpc.StatusCode}
 OUR_SETTINGS = {
@@ -84,8 +88,8 @@ def wait_until_readable(connection: socket.socket, timeout_s: float) -> bool:
 class UnaryCalls:
     """Calls of one method of the server at `url`, numbered 0, 1, 2, … and sent in this order. For one thread.
 
-    path: "/package.Service/Method"; deadline_s: of each call, sent to the server and enforced here. When the connection is
-    lost, all calls get an error. Raises ServerError when no gRPC server answers.
+    path: "/package.Service/Method"; deadline_s: after which a call counts as unanswered. When the connection is lost, all
+    calls get an error. Raises ServerError when no gRPC server answers.
     """
 
     def __init__(self, url: str, path: str, deadline_s: float) -> None:
@@ -93,21 +97,32 @@ class UnaryCalls:
         self._window_bytes, self._call_window_bytes = WINDOW_BYTES, WINDOW_BYTES  # for the connection, and for each call
         self._unread, self._failure, self._has_settings = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
+        self._late: set[int] = set()  # calls past their deadline, which the server may still answer
         self._bodies: dict[int, bytes] = {}  # by number: the part of an answer that has arrived, with gRPC's prefix
         self._answers: list[Answer] = []
         self._errors: dict[bytes, str] = {}  # by header block
-        encoder, headers = Encoder(), make_headers(url, path, deadline_s)
+        encoder, headers = Encoder(), make_headers(url, path)
         self._first_block = encoder.encode(headers)
         self._block = encoder.encode(headers)  # refers to the entries that the first one made
         self._socket = self._connect(deadline_s)
         self._await_settings(deadline_s)
 
     def close(self) -> None:
+        """Close the connection once the server has answered every call, or after LEFT_ALONE_S."""
+        end_s = time.monotonic() + LEFT_ALONE_S
+        while self.unanswered and (left_s := end_s - time.monotonic()) > 0:
+            self._read(left_s)
         self._socket.close()
 
     @property
     def in_flight(self) -> int:
+        """The number of calls that wait for an answer or their deadline."""
         return len(self._sent_ns)
+
+    @property
+    def unanswered(self) -> int:
+        """The number of calls that the server has not answered: those in flight and late ones."""
+        return len(self._sent_ns) + (0 if self._failure else len(self._late))
 
     def encode_call(self, number: int, message: bytes) -> list[Part]:
         """Return the frames of a call, usually one. Raises ConfigError for a message longer than the server accepts."""
@@ -127,6 +142,8 @@ class UnaryCalls:
         self._sent_ns[number] = time.perf_counter_ns()
         is_sent = all(self._write(number, part) for part in parts)
         self._fail_overdue()
+        if not is_sent:
+            self._late.discard(number)  # the server has no whole request to answer
         return is_sent
 
     def _write(self, number: int, part: Part) -> bool:
@@ -197,9 +214,11 @@ class UnaryCalls:
             if not self._failure and now_ns < sent_ns + self._deadline_ns:
                 return
             self._answer(number, now_ns, self._failure or f"DEADLINE_EXCEEDED: no answer within {self._deadline_ns / 1e9:g} s")
+            self._late.add(number)
 
     def _answer(self, number: int, now_ns: int, error: str) -> None:
         body = self._bodies.pop(number, b"")
+        self._late.discard(number)
         if self._sent_ns.pop(number, None) is not None:
             self._answers.append(Answer(number, now_ns, error, b"" if error else body[PREFIX_BYTES:]))
 
@@ -253,7 +272,7 @@ class UnaryCalls:
             self._failure = f"UNAVAILABLE: the server ends the connection (HTTP/2 error {frame.error_code})"
 
 
-def make_headers(url: str, path: str, deadline_s: float) -> list[tuple[str, str]]:
+def make_headers(url: str, path: str) -> list[tuple[str, str]]:
     """Return the headers of every call."""
     return [
         (":method", "POST"),
@@ -262,5 +281,4 @@ def make_headers(url: str, path: str, deadline_s: float) -> list[tuple[str, str]
         (":authority", url),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
-        ("grpc-timeout", f"{int(deadline_s * 1e3)}m"),
     ]

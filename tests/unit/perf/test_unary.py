@@ -19,6 +19,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from perf.load import unary
 from perf.load.open_loop import INFER
 from perf.load.unary import FRAME_BYTES, SELECTABLE, WINDOW_BYTES, Answer, UnaryCalls, wait_until_readable
 from serving.contract.errors import ConfigError, ServerError
@@ -130,7 +131,26 @@ def test_a_call_ends_at_its_deadline_and_the_next_is_answered():
         assert all_answers(calls, [b"x"], first=2)[0].error == ""
 
 
-def test_a_call_that_nobody_answers_ends_at_its_deadline():
+def test_no_call_is_cancelled_even_if_it_is_late():
+    """Because that can end tritonserver 2.51: the server gets no deadline, and the connection outlives the call."""
+    left = []
+
+    def slow(body, context):
+        time.sleep(0.5)
+        left.append((context.is_active(), context.time_remaining() > 3_600))
+        return body
+
+    with serving(slow) as url:
+        with calling(url, deadline_s=0.1) as calls:
+            assert all_answers(calls, [b"x"])[0].error.startswith("DEADLINE_EXCEEDED")
+            assert (calls.in_flight, calls.unanswered) == (0, 1)
+        assert calls.unanswered == 0
+    assert left == [(True, True)]
+
+
+def test_a_call_that_nobody_answers_ends_at_its_deadline(monkeypatch):
+    monkeypatch.setattr(unary, "LEFT_ALONE_S", 0.1)
+
     def script(peer):
         peer.sendall(SettingsFrame(0).serialize())
         list(frames_of(peer))
@@ -176,8 +196,9 @@ def test_pings_and_settings_are_acknowledged():
     assert acknowledged[1].opaque_data == b"12345678"
 
 
-def test_no_more_is_sent_than_the_server_has_room_for():
+def test_no_more_is_sent_than_the_server_has_room_for(monkeypatch):
     """65,535 bytes at first: the end of the second body waits until the server has taken some of the first."""
+    monkeypatch.setattr(unary, "LEFT_ALONE_S", 0.1)
     ends, taken = [], []  # streams; bytes that had come when nothing more did
 
     def script(peer):
