@@ -14,7 +14,7 @@ from perf.target import Site
 from repository.checks.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
 from server.status.health import open_local_client
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ModelSpec
 
@@ -86,12 +86,24 @@ def compare_messages(recommend: ModelSpec, messages: list[bytes], expected: Arra
     """Return "" when serialised answers of one row each are those expected ([N, *dims]); else the difference."""
     try:
         return compare_answers(read_tensors(recommend, messages), expected)
-    except (DecodeError, KeyError, ValueError) as error:
-        return f"an answer is none of {recommend.name}: {error!r}"
+    except ServerError as error:
+        return str(error)
+
+
+def count_degraded(recommend: ModelSpec, messages: list[bytes]) -> int:
+    """Return how many serialised answers of one row say that they are degraded."""
+    return int(np.count_nonzero(read_tensors(recommend, messages)["degraded"]))
 
 
 def read_tensors(model: ModelSpec, messages: list[bytes]) -> Arrays:
-    """Return each output [N, *dims] of N serialised ModelInferResponses of one row."""
+    """Return each output [N, *dims] of N serialised ModelInferResponses of one row. Raises ServerError for other messages."""
+    try:
+        return _read_tensors(model, messages)
+    except (DecodeError, KeyError, ValueError) as error:
+        raise ServerError(f"an answer is none of {model.name}: {error!r}") from error
+
+
+def _read_tensors(model: ModelSpec, messages: list[bytes]) -> Arrays:
     raw: dict[str, list[bytes]] = {tensor.name: [] for tensor in model.outputs}
     for message in messages:
         answer = pb.ModelInferResponse.FromString(message)

@@ -114,6 +114,9 @@ def compute_times(before: dict[str, Counters], after: dict[str, Counters]) -> di
 
 
 def _compute_difference(start: Counters, end: Counters) -> StageTimes:
+    if any(end.count.get(kind, 0) < count for kind, count in start.count.items()):  # a new server, which counts from zero
+        start = Counters()
+
     def count(kind: str) -> int:
         return end.count.get(kind, 0) - start.count.get(kind, 0)
 

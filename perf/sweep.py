@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perf.answers import compare_messages, compare_to_export
+from perf.answers import compare_messages, compare_to_export, count_degraded
 from perf.bench import PEAK_CLIENTS, ROWS, Bench, record_memory_and_hits
 from perf.command import progress
 from perf.in_process import InProcess
@@ -86,13 +86,15 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
 
 
 def compare_load(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
-    """Return the fields of Open that count the answers that were compared with recorded ones, and those that differ."""
+    """Return the fields of Open that count degraded answers, those compared with recorded ones, and those that differ."""
+    spec = bench.specs[ENSEMBLE]
+    degraded = count_degraded(spec, [message for message in outcome.messages if message])
     if not bench.answers:
-        return {}
+        return {"degraded": degraded}
     known = np.flatnonzero(outcome.ok & ~cold)
     expected = {name: rows[name][known] for name in bench.answers}
     messages = [outcome.messages[number] for number in known]
-    return {"compared": len(known), "differing_answers": compare_messages(bench.specs[ENSEMBLE], messages, expected)}
+    return {"degraded": degraded, "compared": len(known), "differing_answers": compare_messages(spec, messages, expected)}
 
 
 def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray], raw: str) -> Open:

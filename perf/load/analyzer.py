@@ -155,9 +155,9 @@ def parse_export(text: str) -> Requests:
     if len(bounds_ns) < 2:
         raise ServerError("perf_analyzer's export has no measurement window: the server answered nothing. Is it ready?")
     inside = (end_ns >= bounds_ns[0]) & (end_ns < bounds_ns[-1])
-    if not inside.any():
-        raise ServerError("No request was answered within perf_analyzer's windows. Lower the load or lengthen --window-s.")
     counts, _ = np.histogram(end_ns[inside], bounds_ns)
+    if not counts.all():
+        raise ServerError("Nothing was answered in one of perf_analyzer's windows. Lower the load or lengthen --window-s.")
     return Requests(start_ns[inside], (end_ns - start_ns)[inside], counts / (np.diff(bounds_ns) / 1e9))
 
 

@@ -91,7 +91,7 @@ def _draw_arrivals(rate: float, duration_s: float, rng: np.random.Generator) -> 
 
 
 def _check_load(rate: float, duration_s: float, expected: float) -> None:
-    if rate <= 0 or duration_s <= 0:
+    if not (rate > 0 and duration_s > 0):  # NaN neither
         raise ConfigError(f"Rate and duration must be positive, got {rate:g} requests/s for {duration_s:g} s.")
     if expected > MAX_REQUESTS:
         raise ConfigError(

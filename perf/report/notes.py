@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from perf.report.results import Run
+from perf.report.results import Open, Run
 
 NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else when the run began
+FEWEST_REQUESTS = 100  # below, the 99th percentile is the slowest request
+LATE_SHARE = 0.1  # of p99: above it, the load generator is part of what was measured
+LISTED_ERRORS = 3
 
 
 def write_notes(run: Run) -> list[str]:
@@ -19,6 +22,7 @@ def write_notes(run: Run) -> list[str]:
         notes.append(
             f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
         )
+    notes += [f"{load.name}: {note}" for load in run.open for note in _describe_load(load)]
     if run.differing_answers:
         notes.append(
             f"The server does not answer as in process ({run.differing_answers}): the ratios between them do not "
@@ -28,4 +32,27 @@ def write_notes(run: Run) -> list[str]:
         notes.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
     elif not run.comparable:
         notes.append("No answer was compared with one computed in process, because rows are updated while they are served.")
+    return notes
+
+
+def _describe_load(load: Open) -> list[str]:
+    """Return what makes the latencies of an open-loop load other than they seem."""
+    notes, failed, latency = [], sum(load.errors.values()), load.latency
+    answered = latency.count if latency else 0
+    if not failed and not answered:
+        notes.append("no request was due. Raise the rate or the duration.")
+    if failed:
+        listed = [f"{message} ({count:,})" for message, count in list(load.errors.items())[:LISTED_ERRORS]]
+        more = len(load.errors) - len(listed)
+        reasons = "; ".join(listed) + (f"; and {more} other errors" if more else "")
+        notes.append(f"{failed:,} of {failed + answered:,} requests failed, and have no latency: {reasons}.")
+    if load.degraded:
+        notes.append(f"{load.degraded:,} of {answered:,} answers were degraded.")
+    if latency and latency.count < FEWEST_REQUESTS:
+        notes.append(f"only {latency.count} requests were answered, so p99 is the slowest of them.")
+    if latency and load.send_late and load.send_late.p99_ms > LATE_SHARE * latency.p99_ms:
+        notes.append(
+            f"the load generator itself sent late (p99 {load.send_late.p99_ms:.2f} ms), which is part of the latencies. Lower "
+            "the rate, or end what else runs on this machine."
+        )
     return notes

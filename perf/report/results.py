@@ -61,6 +61,7 @@ class Open(BaseModel, frozen=True):
     idle_share: float  # of all cores during the load
     compared: int = 0  # answers to recorded requests; cold starts have no recorded answer
     differing_answers: str = ""  # the first difference from the recorded, in-process answers
+    degraded: int = 0  # answers that say that they are
     stages: dict[str, StageTimes]
     raw: str
 
@@ -196,7 +197,9 @@ def summarise(run: Run) -> dict[str, Any]:
         facts |= {"peak_rate": best.achieved_rate, "peak_clients": int(best.value)}
         facts |= {f"clients_{int(level.value)}_p50_ms": level.latency.p50_ms for level in curve if level.value == 1}
     if half := run.main_load:
-        facts |= {"offered_rate": half.offered_rate, "achieved_rate": half.achieved_rate, "error_share": half.error_share}
+        facts |= {"offered_rate": half.offered_rate, "achieved_rate": half.achieved_rate}
+        if half.errors or half.latency:  # of no request, there is no share
+            facts["error_share"] = half.error_share
         if half.latency:
             percentiles = {q: getattr(half.latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
             facts |= {f"{q}_ms": value for q, value in percentiles.items()} | {

@@ -125,9 +125,10 @@ class Lab:
         metrics = {
             "peak_rate": many.achieved_rate,
             "clients_1_p50_ms": one.latency.p50_ms,
-            "error_share": 1.0 - float(outcome.ok.mean()) if len(due_s) else 0.0,
             "memory_mib": sum_mib(read_memory(served.tag)),
         }
+        if len(due_s):
+            metrics["error_share"] = 1.0 - float(outcome.ok.mean())
         if latency := Latency.of(outcome.latency_ns):
             metrics |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
             metrics["p99_over_p50"] = latency.p99_ms / latency.p50_ms

@@ -69,7 +69,7 @@ def test_every_due_request_is_sent_and_answered(bench):
         in_burst=lambda due_s: schedule.is_in_burst(due_s, every_s=2.0),
     )
     load = sweep.add_open(bench, scenario)
-    assert (load.errors, load.error_share, load.unsent) == ({}, 0.0, 0)
+    assert (load.errors, load.error_share, load.unsent, load.degraded) == ({}, 0.0, 0, 0)
     assert load.stages["rerank"].requests == present(load.latency).count == present(load.send_late).count
     assert (load.compared, load.differing_answers) == (load.by_class["known users"].count, "")
     for pair in (("known users", "cold starts"), ("between bursts", "in a burst")):

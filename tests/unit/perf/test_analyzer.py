@@ -52,9 +52,11 @@ def test_an_export_of_another_form_is_refused(export):
 
 
 def test_windows_without_an_answer_are_refused(export):
-    export["experiments"][0]["window_boundaries"] = [1, 2, 3]
-    with pytest.raises(ServerError, match="No request was answered"):
-        parse_export(json.dumps(export))
+    bounds = export["experiments"][0]["window_boundaries"]
+    for unanswered in ([1, 2, 3], [1, 2, *bounds[1:]]):  # all windows; one, over which the rate has no spread
+        export["experiments"][0]["window_boundaries"] = unanswered
+        with pytest.raises(ServerError, match="Nothing was answered in one of"):
+            parse_export(json.dumps(export))
 
 
 @pytest.mark.parametrize(

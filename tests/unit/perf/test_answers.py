@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.answers import compare_at_once, compare_messages, read_tensors
+from perf.answers import compare_at_once, compare_messages, count_degraded, read_tensors
 from repository.checks.recorded import Recorded
+from serving.contract.errors import ServerError
 from serving.contract.tensors import ModelSpec, TensorSpec
 from tests.unit.perf.grpc_server import serving
 
@@ -47,6 +48,19 @@ def test_tensors_are_read_by_name(expected, names):
     for name, values in expected.items():
         np.testing.assert_array_equal(got[name], values)
         assert got[name].dtype == values.dtype
+
+
+def test_degraded_answers_are_counted():
+    model = ModelSpec("recommend", inputs=(), outputs=(TensorSpec("degraded", "INT32", (1,)),))
+    messages = []
+    for bits in (0, 16, 0, 4):
+        message = pb.ModelInferResponse(model_name="recommend", raw_output_contents=[np.int32(bits).tobytes()])
+        message.outputs.add(name="degraded", datatype="INT32", shape=[1, 1])
+        messages.append(message.SerializeToString())
+    assert count_degraded(model, messages) == 2
+    assert count_degraded(model, []) == 0
+    with pytest.raises(ServerError, match="an answer is none of recommend"):
+        count_degraded(model, [*messages, b"no answer"])
 
 
 def test_equal_answers_do_not_differ(expected):

@@ -72,6 +72,12 @@ def test_means_are_of_what_happened_in_between():
     assert rank.mean_batch == pytest.approx((2 + 244) / 6)
 
 
+def test_a_server_that_was_restarted_counts_from_zero():
+    before = parse_statistics(later({"success": (10, 50_000_000)}, {"1": 10}))
+    since_start = compute_times({}, parse_statistics(STATISTICS))["rank"]
+    assert compute_times(before, parse_statistics(STATISTICS))["rank"] == since_start
+
+
 def test_nothing_in_between_is_nothing():
     assert compute_times(parse_statistics(STATISTICS), parse_statistics(STATISTICS)) == {}
 

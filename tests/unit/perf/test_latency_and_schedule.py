@@ -110,7 +110,7 @@ def test_times_are_read_from_a_data_set():
 
 def test_loads_that_are_none_or_too_many_are_refused():
     rng = np.random.default_rng(0)
-    for rate, duration_s in ((0.0, 1.0), (1.0, 0.0), (-5.0, 1.0)):
+    for rate, duration_s in ((0.0, 1.0), (1.0, 0.0), (-5.0, 1.0), (np.nan, 1.0)):
         with pytest.raises(ConfigError, match="must be positive"):
             schedule.draw_poisson(rate, duration_s, rng)
     with pytest.raises(ConfigError, match="Lower the rate"):

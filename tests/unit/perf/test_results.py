@@ -99,6 +99,36 @@ def test_answers_under_load_count_too(run):
     assert "answers_equal" not in summarise(nothing)
 
 
+def describe(run, load) -> list[str]:
+    """The notes on the only load of a run."""
+    return [note for note in write_notes(run.model_copy(update={"open": [load]})) if note.startswith(load.name)]
+
+
+def test_what_is_behind_the_latencies_of_a_load_is_told(run):
+    load = run.find_load("poisson 50 %")
+    on_time = load.send_late.model_copy(update={"p99_ms": 0.01 * load.latency.p99_ms})
+    clean = load.model_copy(update={"errors": {}, "send_late": on_time})
+    assert describe(run, clean) == []
+    errors = {"UNAVAILABLE: gone": 501, "DEADLINE_EXCEEDED: late": 3, "INTERNAL: a": 2, "INTERNAL: b": 1, "INTERNAL: c": 1}
+    assert describe(run, clean.model_copy(update={"errors": errors})) == [
+        "poisson 50 %: 508 of 906 requests failed, and have no latency: UNAVAILABLE: gone (501); DEADLINE_EXCEEDED: late (3); "
+        "INTERNAL: a (2); and 2 other errors."
+    ]
+    assert describe(run, clean.model_copy(update={"degraded": 7})) == ["poisson 50 %: 7 of 398 answers were degraded."]
+    (late,) = describe(run, clean.model_copy(update={"send_late": load.latency}))
+    assert f"itself sent late (p99 {load.latency.p99_ms:.2f} ms), which is part of the latencies" in late
+    few = clean.model_copy(update={"latency": load.latency.model_copy(update={"count": 30})})
+    assert describe(run, few) == ["poisson 50 %: only 30 requests were answered, so p99 is the slowest of them."]
+
+
+def test_a_load_without_requests_has_no_share_of_errors(run):
+    load = run.find_load("poisson 50 %").model_copy(update={"errors": {}, "latency": None, "error_share": 0.0})
+    assert "error_share" not in summarise(run.model_copy(update={"open": [load]}))
+    assert describe(run, load) == ["poisson 50 %: no request was due. Raise the rate or the duration."]
+    refused = load.model_copy(update={"errors": {"UNAVAILABLE: gone": 3}, "error_share": 1.0})
+    assert summarise(run.model_copy(update={"open": [refused]}))["error_share"] == 1.0
+
+
 def test_answers_that_were_not_compared_are_not_called_equal(run):
     updated = run.model_copy(update={"comparable": False})
     assert "answers_equal" not in summarise(updated)
