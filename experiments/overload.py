@@ -22,6 +22,7 @@ from experiments.served import Served, serve_with_gateway
 from perf.command import run
 from perf.load.open_loop import run_load
 from perf.load.workload import read_specs, serialise
+from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
 from triton_recommender.tensors import BUDGET, DEADLINE
 
@@ -47,6 +48,13 @@ def make_requests(served: Served, count: int, deadline_ms: int, rng: np.random.G
 def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> Answers:
     due_s = draw_due_s(IDLE_PER_S, seconds, rng)
     return uvloop.run(send_open_loop(served.port, make_requests(served, len(due_s), LONG_MS, rng)[0], due_s))
+
+
+def compute_idle_ms(answers: Answers) -> float:
+    """Return the p99 of an idle server, which bounds that of an overloaded one. Raises ServerError if it answered nothing."""
+    if not len(accepted_s := answers.select_accepted_s()):
+        raise ServerError(f"Even without load, the server answered none of {len(answers.status)} requests. Look at its log.")
+    return compute_percentile_ms(accepted_s, 99)
 
 
 def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
@@ -154,7 +162,7 @@ def main(
     machine, rng, figures = read_machine(), np.random.default_rng(0), []
     with serve_with_gateway(repo) as served:
         measure_peak(served, 2.0, rng)  # warm
-        idle_ms = compute_percentile_ms(measure_idle(served, max(seconds, 5.0), rng).select_accepted_s(), 99)
+        idle_ms = compute_idle_ms(measure_idle(served, max(seconds, 5.0), rng))
         peak = measure_peak(served, seconds, rng)
         before_mb = served.measure_rss_mb()
         figures += [Figure(name="idle p99", values=[idle_ms], unit="ms"), Figure(name="peak", values=[peak], unit="/s")]

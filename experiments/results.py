@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from experiments.harness import NOT_MEASURED, RESULTS, Record, Result
 from perf.command import run
 from serving.contract.errors import ConfigError
@@ -66,8 +68,15 @@ this project's own.
 
 
 def read_results(folder: Path = RESULTS) -> dict[str, Result]:
-    """Read every result file, by name."""
-    return {path.stem: Result.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    """Read every result file, by name. Raises ConfigError for one that cannot be read."""
+    return {path.stem: _read_result(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _read_result(path: Path) -> Result:
+    try:
+        return Result.model_validate_json(path.read_text())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{path} is no readable result: {error}. Run its command, or restore it (`git checkout`).") from error
 
 
 def write_page(results: dict[str, Result]) -> str:

@@ -19,6 +19,7 @@ import typer
 from experiments.harness import RESULTS, Figure, Result, ResultsFolder, finish, read_machine
 from experiments.results import PROJECT, read_results
 from perf.command import run
+from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import STAGES
 
@@ -98,7 +99,15 @@ class Size:
 
 
 def read_measured(results: dict[str, Result], layout: str) -> Measured:
-    """Return what was measured of a layout, "ensemble" or "fused". Raises KeyError for a figure that is missing."""
+    """Return what was measured of a layout, "ensemble" or "fused". Raises KeyError for a figure that is missing.
+
+    Raises ConfigError where the rates are of a machine with other than MEASURED_CORES, which they are divided by.
+    """
+    if f" {MEASURED_CORES} cores" not in results["overhead-200"].conditions:
+        raise ConfigError(
+            f"overhead-200 was not measured on {MEASURED_CORES} cores, by which its rates are divided. Measure it on such a "
+            "machine, or correct MEASURED_CORES and the text of the page."
+        )
 
     def find_value(result: str, figure: str) -> float:
         return {record.figure: record.value for record in results[result].figures if record.value is not None}[figure]

@@ -8,6 +8,7 @@ when a bound is missed or answers differ.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, FiniteFloat
 from rich.console import Console
 
 from perf.command import BROKEN
@@ -26,11 +27,12 @@ from server.start.environment import PROJECT
 
 RESULTS = PROJECT / "experiments" / "results"
 NOT_MEASURED = "not measured"
-ResultsFolder = Annotated[Path, typer.Option("--results", help="folder of the result files")]
+ResultsFolder = Annotated[Path, typer.Option("--results", file_okay=False, writable=True, help="folder of the result files")]
 
 
 class Figure(BaseModel, frozen=True):
-    """One figure, a value per round; its median counts. Without values, it was not measured, and misses every bound.
+    """One figure, a value per round; its median counts. Without values, or where the median is no finite number, it was not
+    measured, and misses every bound.
 
     at_most, at_least: its bounds, where there are any
     """
@@ -38,8 +40,8 @@ class Figure(BaseModel, frozen=True):
     name: str
     values: list[float]
     unit: str = ""
-    at_most: float | None = None
-    at_least: float | None = None
+    at_most: FiniteFloat | None = None
+    at_least: FiniteFloat | None = None
 
     @property
     def median(self) -> float:
@@ -50,15 +52,16 @@ class Figure(BaseModel, frozen=True):
         """Whether the median keeps the bounds; None without a bound."""
         if self.at_most is None and self.at_least is None:
             return None
+        if not math.isfinite(self.median):
+            return False
         below = self.at_most is None or self.median <= self.at_most
         return below and (self.at_least is None or self.median >= self.at_least)
 
     def to_record(self) -> Record:
-        low, high = (_round(end(self.values)) if self.values else None for end in (min, max))
+        low, high = (_round(end(self.values)) if self.values else None for end in (np.min, np.max))
         low_high = {"low": low, "high": high} if low != high else {}
         bounds = {"at_most": self.at_most, "at_least": self.at_least}
-        value = _round(self.median) if self.values else None
-        return Record(figure=self.name, value=value, unit=self.unit, **low_high, **bounds)
+        return Record(figure=self.name, value=_round(self.median), unit=self.unit, **low_high, **bounds)
 
 
 class Record(BaseModel, frozen=True):
@@ -72,8 +75,8 @@ class Record(BaseModel, frozen=True):
     low: float | None = None
     high: float | None = None
     unit: str = ""
-    at_most: float | None = None
-    at_least: float | None = None
+    at_most: FiniteFloat | None = None
+    at_least: FiniteFloat | None = None
 
     @property
     def bound(self) -> str:
@@ -97,7 +100,9 @@ class Result(BaseModel, frozen=True):
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.json").write_text(self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+        draft = folder / f".{self.name}.{os.getpid()}"  # the former figures stay until the new ones are complete
+        draft.write_text(self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+        draft.replace(folder / f"{self.name}.json")
 
 
 def finish(
@@ -136,7 +141,7 @@ def tabulate_figures(title: str, figures: list[Figure]) -> Table:
         record = figure.to_record()
         spread = "" if record.low is None else f"{record.low:,.4g} … {record.high:,.4g}"
         verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
-        value = f"{figure.median:,.4g} {figure.unit}" if figure.values else NOT_MEASURED
+        value = NOT_MEASURED if record.value is None else f"{figure.median:,.4g} {figure.unit}"
         rows.append(Row((figure.name, value, spread, record.bound, verdict), figure.met))
     return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
 
@@ -145,6 +150,6 @@ def print_table(table: Table) -> None:
     Console(width=None if sys.stdout.isatty() else 150).print(table.to_rich())
 
 
-def _round(value: float) -> float:
-    """Return a value with four significant digits, because more are not reproducible."""
-    return float(f"{value:.4g}")
+def _round(value: float) -> float | None:
+    """Return a value with four significant digits, because more are not reproducible; None if it is not finite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None

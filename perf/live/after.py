@@ -34,7 +34,7 @@ def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
         Figure(name="answers that name an event", values=[float(len(probes.changed_ns))], at_least=count),
         Figure(name="of these without their event", values=[float(probes.stale)], at_most=0),
         Figure(name="acknowledged events that the log lacks", values=[float(count - logged)], at_most=0, at_least=0),
-        Figure(name="event to changed answer, 16 at once: p50", values=[latency.p50_ms if latency else 0.0], unit="ms"),
+        Figure(name="event to changed answer, 16 at once: p50", values=[latency.p50_ms] if latency else [], unit="ms"),
     ]
 
 

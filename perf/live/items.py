@@ -31,8 +31,8 @@ def measure(shop: Shop, new_items: int, answers: int, rng: np.random.Generator, 
     latency = Latency.of(np.array(waited_s) * 1e9)
     return [
         Figure(name="new items served within 1 s of their upsert", values=[float(len(in_time))], at_least=new_items),
-        Figure(name="new item served after: p50", values=[latency.p50_ms if latency else 0.0], unit="ms"),
-        Figure(name="new item served after: p99", values=[latency.p99_ms if latency else 0.0], unit="ms"),
+        Figure(name="new item served after: p50", values=[latency.p50_ms] if latency else [], unit="ms"),
+        Figure(name="new item served after: p99", values=[latency.p99_ms] if latency else [], unit="ms"),
         Figure(name="answers that had an item which is now unavailable", values=[float(checked)], at_least=answers),
         Figure(name="of these that still have it", values=[float(stale)], at_most=0),
         Figure(name="items not shown again once they are available", values=[float(missing)], at_most=0),

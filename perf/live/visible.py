@@ -27,6 +27,7 @@ from perf.load.open_loop import prevent_delays
 from perf.load.unary import Answer
 from perf.load.workload import draw, serialise
 from perf.observe import Latency
+from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
 
 EVENT_TO_ANSWER_MS = 100.0  # bounds
@@ -68,9 +69,14 @@ class Probes:
 
 
 def ask_first_items(shop: Shop, exchange: Exchange, user_ids: np.ndarray) -> dict[int, int]:
-    """Return user id -> first recommended item, without the users who are recommended none."""
+    """Return user id -> first recommended item, without the users who are recommended none. Raises ServerError if all are."""
     answers = {user: shop.read_answer(exchange.ask(shop.encode_recommend(user))) for user in np.unique(user_ids).tolist()}
-    return {user: answer.item_ids[0] for user, answer in answers.items() if answer.item_ids}
+    first_items = {user: answer.item_ids[0] for user, answer in answers.items() if answer.item_ids}
+    if not first_items:
+        raise ServerError(
+            f"None of {len(answers)} users is recommended any item, so none can buy one. Look at the server's log."
+        )
+    return first_items
 
 
 def measure_peak(shop: Shop, folder: Path, progress: Callable[[str], None]) -> float:

@@ -2,11 +2,15 @@
 
 import contextlib
 import io
+import json
+import math
 
 import pytest
+from pydantic import ValidationError
 
-from experiments import sizing
+from experiments import overload, sizing
 from experiments.harness import Figure, Result
+from experiments.rest_load import Answers
 from experiments.results import (
     MODELS,
     PAGE,
@@ -20,7 +24,7 @@ from experiments.results import (
     write_summary,
 )
 from perf.figures import print_table, tabulate_figures
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, ServerError
 
 
 def test_the_page_is_current():
@@ -126,6 +130,39 @@ def test_a_figure_without_values_is_written_read_and_shown_as_not_measured(bound
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         print_table(tabulate_figures("New", [figure]))
     assert "not measured" in printed.getvalue()
+
+
+@pytest.mark.parametrize("values", [[math.nan], [1.0, math.nan], [math.inf]])
+def test_a_figure_that_is_no_finite_number_is_not_measured_and_misses_its_bound(values, tmp_path):
+    figure = Figure(name="a figure", values=values, at_least=1.0)
+    assert figure.met is False
+    result = Result(name="new", title="New", command="run", conditions="none", figures=[figure.to_record()])
+    json.dumps(result.model_dump(), allow_nan=False)  # its last line is JSON
+    result.write(tmp_path)
+    assert "| a figure | not measured |  | at least 1 | **missed** |" in describe_result(read_results(tmp_path)["new"])
+
+
+def test_a_bound_must_be_finite_because_a_result_file_would_be_without_it():
+    with pytest.raises(ValidationError, match="finite"):
+        Figure(name="a figure", values=[1.0], at_most=math.nan)
+    with pytest.raises(ServerError, match="answered none of 3 requests"):  # before its p99 becomes a bound
+        overload.compute_idle_ms(Answers.empty(3))
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    Result(name="new", title="New", command="run", conditions="none", figures=[]).write(tmp_path)
+    (tmp_path / "old.json").write_text('{"name": "ol')
+    with pytest.raises(ConfigError, match=r"old\.json is no readable result"):
+        read_results(tmp_path)
+
+
+def test_figures_of_another_machine_are_not_divided_by_the_cores_of_this_one():
+    results = read_results()
+    moved = results["overhead-200"].model_copy(
+        update={"conditions": "5 rounds in turns; 2026-11-27, 16 cores, load average 2.1"}
+    )
+    with pytest.raises(ConfigError, match="was not measured on 2 cores"):
+        sizing.write_page(results | {"overhead-200": moved})
 
 
 def test_a_result_without_a_section_is_refused():

@@ -7,6 +7,7 @@ import pytest
 
 from perf.live import items, reads, visible
 from perf.live.exchange import Exchange
+from perf.live.shop import Answer as ShownItems
 from perf.live.shop import Shop
 from perf.live.visible import Probes, Round
 from perf.load.unary import Answer
@@ -37,6 +38,21 @@ def test_a_round_with_events_is_judged_against_the_one_without():
     assert figures["of these without their event"].met is False
     assert figures["answers to probes"].median == 2
     assert figures["events"].median == 50
+
+
+def test_a_shop_that_recommends_nothing_cannot_be_measured():
+    class Empty:
+        def encode_recommend(self, user_id):
+            return b""
+
+        def ask(self, body):
+            return b""
+
+        def read_answer(self, message):
+            return ShownItems([], 0)
+
+    with pytest.raises(ServerError, match="None of 2 users is recommended any item"):
+        visible.ask_first_items(cast(Shop, Empty()), cast(Exchange, Empty()), np.array([7, 8, 7]))
 
 
 def test_an_answer_that_fails_ends_the_measurement_with_its_error():
