@@ -15,7 +15,7 @@ from perf.answers import is_comparable
 from perf.load import analyzer
 from perf.load.workload import Arrays, compute_stage_inputs, draw, read_recorded_requests, read_specs, write_analyzer_json
 from perf.observe import PeakMemory, compute_hit_rates, read_samples
-from perf.report.results import Closed, Machine, Run, hash_configs, name_folder, read_commit
+from perf.report.results import Closed, Machine, Run, hash_configs, make_folder, read_commit
 from perf.target import Site
 from repository.triton.config import CONFIG_FILE, read_layout
 from repository.triton.models import read_config
@@ -118,7 +118,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
         layout=read_layout(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
         comparable=is_comparable(site.repo, site.generation),
     )
-    return Bench(site, run, folder or name_folder(), np.random.default_rng(SEED))
+    return Bench(site, run, folder or make_folder(), np.random.default_rng(SEED))
 
 
 @contextlib.contextmanager

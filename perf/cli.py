@@ -25,7 +25,7 @@ from perf.load.analyzer import require_transport
 from perf.load.open_loop import PARTS
 from perf.report import tables
 from perf.report.notes import write_notes
-from perf.report.results import RESULTS, Run, find_latest_run, load_run, name_folder, read_machine, summarise, to_json_line
+from perf.report.results import RESULTS, Run, find_latest_run, load_run, make_folder, read_machine, summarise, to_json_line
 from perf.target import serve
 from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -131,7 +131,7 @@ def ab(
     window_s: WindowS = 1.5,
 ) -> None:
     """Compare A with B in turns: the ratio of each metric with its spread. Exit code 1 when their answers differ."""
-    folder = name_folder()
+    folder = make_folder()
     with (
         ab_mode.repository(a, data) as repo_a,
         ab_mode.repository(b, data) as repo_b,

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import psutil
 
+from perf.command import console
 from perf.load.open_loop import require_loopback
 from server.control import find_running_servers
 from server.generations.activation import find_served_generation
+from server.keys import find_tls_folder
 from server.launcher import TritonServer
 from server.processes import find_members
 from server.start.environment import MEASURED_DIR, RUN_DIR
@@ -35,15 +37,21 @@ class Site:
 
 @contextlib.contextmanager
 def serve(url: str, repo: Path) -> Iterator[Site]:
-    """Use the server at `url`, or start one on `repo` for the duration, on free ports."""
+    """Use the server at `url`, or start one on `repo` for the duration, on free ports. Raises ConfigError for one with TLS."""
     require_loopback(url)
     if read_model_states(url) is not None:
+        if find_tls_folder(url):
+            raise ConfigError(
+                f"The server at {url} speaks TLS, and load is sent without. Measure one without: leave out --url, or start a "
+                "server without --tls."
+            )
         if not is_ready(url):
             raise ServerError(
                 f"The server at {url} is not ready: {list_unready(url)}. `make stop`, then `make perf` starts its own."
             )
         yield find_site(url, repo)
         return
+    console.print(f"No server answers at {url}: one is started on {repo} for this measurement.", markup=False, highlight=False)
     with own_server(repo) as server:
         yield read_site(server.state)
 

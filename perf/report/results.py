@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -176,8 +178,21 @@ def find_latest_run(results: Path = RESULTS) -> Path:
     return folders[-1]
 
 
-def name_folder() -> Path:
-    return RESULTS / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+def make_folder(results: Path = RESULTS) -> Path:
+    """Make the folder of a new run, which no other run has, not even one of the same second. Raises ConfigError."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = results / (stamp if number == 1 else f"{stamp}-{number}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+    except OSError as error:
+        raise ConfigError(
+            f"Runs are kept in {results}, which cannot be written: {error.strerror}. Free or repair it."
+        ) from error
+    return folder
 
 
 def summarise(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from perf.target import serve
 from server.generations.activation import activate
 from server.start.tls import AUTHORITIES, CALLER, CALLER_KEY, CERTIFICATE, KEY, ServerTls
 from server.status.health import read_model_states
@@ -74,6 +75,8 @@ def test_over_tls_who_speaks_plainly_or_trusts_another_authority_gets_nothing(re
         ask(server.grpc_url)
     with pytest.raises(InferenceServerException):
         ask(server.grpc_url, ssl=True, root_certificates=certificates / "others.pem")
+    with pytest.raises(ConfigError, match="speaks TLS, and load is sent without"), serve(server.grpc_url, repo):
+        pass
     toys.publish(repo, 2)
     assert activate(server.grpc_url, repo, 2) == 1  # commands here know the folder
 

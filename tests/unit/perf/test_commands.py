@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perf import cli
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.tensors import STAGES
 
 
@@ -77,6 +77,13 @@ def test_options_before_a_command_that_would_not_see_them_are_refused():
     assert str(error) == "--rounds must follow sweep, which ignores options before it. Write: root sweep --rounds …"
     error = invoke("live", "--results", "elsewhere", "reads", "--users", "10").exception
     assert str(error) == "--results must follow reads, which ignores options before it. Write: root live reads --results …"
+
+
+def test_a_server_that_is_not_the_one_asked_for_is_told(tmp_path):
+    """Nothing answers at this port, so that a server of the command's own is about to be measured."""
+    answer = invoke("load", "--rate", 5, "--url", "localhost:9", "--repo", tmp_path / "none")
+    assert isinstance(answer.exception, RecommenderError)  # there is nothing to serve
+    assert f"No server answers at localhost:9: one is started on {tmp_path / 'none'}" in answer.stderr.replace("\n", " ")
 
 
 def test_arrivals_that_are_misspelt_are_refused_with_all_that_there_are(tmp_path):

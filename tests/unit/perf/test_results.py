@@ -52,6 +52,17 @@ def test_the_latest_run_is_found(run, tmp_path):
     assert find_latest_run(tmp_path / "results").name == "20260102-000000"
 
 
+def test_runs_of_the_same_second_have_folders_of_their_own(run, tmp_path):
+    folders = [results.make_folder(tmp_path / "results") for _ in range(3)]
+    assert len(set(folders)) == 3
+    for folder in folders:
+        run.save(folder)
+    assert find_latest_run(tmp_path / "results") == folders[-1]
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="Free or repair it"):
+        results.make_folder(tmp_path / "file")
+
+
 def test_the_config_hash_tells_settings_apart(tmp_path):
     (tmp_path / "rank").mkdir()
     (tmp_path / "rank" / "config.pbtxt").write_text("a")
