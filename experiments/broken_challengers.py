@@ -225,7 +225,8 @@ def main(
         f"{users:,} users, {items:,} items; challengers meet {SHARE:.0%} of the users, and would give {days} days' answers of "
         f"{VISITS_PER_DAY:g} visit a user if nobody stopped them; the guard looks after every {LOOK_EVERY} of them"
     )
-    command = "python -m experiments.broken_challengers"
+    options = f"--users {users} --items {items} --days {days} --challengers {challengers}"
+    command = f"python -m experiments.broken_challengers {options}"
     finish("broken-challengers", "Broken challengers", command, conditions, figures, results, machine)
 
 

@@ -263,7 +263,8 @@ def main(
         "visits": stretch.take(requests, len(stretch)).visits.take(0, requests // 4),
     }
     times, differing = measure_times(readings, strangers, repo, rounds, report)
-    title, command = "Caches of answers on a recorded log", f"python -m experiments.cache --data {data}"
+    sizes = f"--lines {lines} --requests {requests} --rounds {rounds}"
+    title, command = "Caches of answers on a recorded log", f"python -m experiments.cache --repo {repo} --data {data} {sizes}"
     conditions = f"{data}: the last {lines:,} lines; times of {requests:,} lines and of {requests // 4:,} visits, one client"
     text = f"{differing} of them" if differing else ""
     finish("cache", title, command, conditions, figures + times, results, machine, text)

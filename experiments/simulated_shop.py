@@ -223,7 +223,8 @@ def main(
         f"{TASTE_DAYS:g} days otherwise; requests of A/A, A/B and interleaved tests are drawn from the chances of clicks, "
         "without server, gateway, log or guard"
     )
-    finish("simulated-shop", "A simulated shop", "python -m experiments.simulated_shop", conditions, figures, results, machine)
+    command = f"python -m experiments.simulated_shop --users {users} --items {items} --days {days}"
+    finish("simulated-shop", "A simulated shop", command, conditions, figures, results, machine)
 
 
 if __name__ == "__main__":

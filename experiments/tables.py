@@ -61,7 +61,8 @@ def main(
         choose_levels(rows)  # likewise: raises for a table that is too small
     broken = False
     for part in chosen:
-        machine, title, command = read_machine(), PARTS[part], f"python -m experiments.tables {part} --rows {rows}"
+        options = f"--rows {rows} --zipf {zipf:g} --seconds {seconds:g} --rounds {rounds} --repo {repo}"
+        machine, title, command = read_machine(), PARTS[part], f"python -m experiments.tables {part} {options}"
         figures = measure(part, rows, folder, repo, zipf, seconds, rounds)
         try:
             finish(f"tables-{part}", title, command, f"{rows:,} rows x 16", figures, results, machine)

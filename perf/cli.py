@@ -161,7 +161,7 @@ def models_command(
     data, sizes = models.describe_served(repo)
     figures = models.measure(repo, bounds, requests, models.ROUNDS, np.random.default_rng(SEED))
     conditions = f"{sizes}; processor time in process, {requests:,} recorded requests in {models.ROUNDS} rounds"
-    command = f"python -m perf models --repo {repo}"
+    command = f"python -m perf models --repo {repo} --requests {requests}"
     finish(f"models-{data}", f"What each model costs: {data}", command, conditions, figures, results, machine)
 
 

@@ -60,7 +60,7 @@ def visible_command(
     events = f"{event_rate:g} events/s, {EVENTS_PER_REQUEST} a request"
     load = f"recommend at half of its peak, {visible.PROBE_SHARE:.0%} of it by probes"
     conditions = f"{events}, beside {load}, {ROUNDS} rounds of {LOAD_S:g} s"
-    run_part("visible", "An event shows in the next answer", conditions, results, measure, repo)
+    run_part("visible", "An event shows in the next answer", conditions, results, measure, repo, f"--event-rate {event_rate:g}")
 
 
 @app.command("after")
@@ -102,7 +102,8 @@ def reads_command(
         MEASURED_DIR.mkdir(parents=True, exist_ok=True)
         return reads.measure(CALLS, sizes, MEASURED_DIR, new_rng(), step)
 
-    run_part("reads", "Store reads of preprocess", f"{CALLS:,} reads of one user each, in process", results, measure)
+    conditions = f"{CALLS:,} reads of one user each, in process"
+    run_part("reads", "Store reads of preprocess", conditions, results, measure, options=f"--users {users}")
 
 
 @app.command("items")
@@ -142,12 +143,12 @@ def run_part(
 ) -> None:
     """Measure one part and write `live-<name>`. Raises typer.Exit where a bound is missed.
 
-    options: those that a reader needs to repeat the command; repo: what is served, None for a part without a server
+    repo: what is served, None for a part without a server; options: those that repeat the measurement, but for `--repo`
     """
     machine = read_machine()
     figures = measure(lambda text: console.print(text, markup=False, highlight=False))
     served = f"; a copy of {repo.resolve().name}" if repo else ""
-    command = f"python -m perf live {name} {options}".rstrip()
+    command = " ".join(filter(None, ("python -m perf live", name, options, f"--repo {repo}" if repo else "")))
     finish(f"live-{name}", title, command, conditions + served, figures, results, machine)
 
 

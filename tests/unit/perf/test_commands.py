@@ -86,6 +86,15 @@ def test_a_server_that_is_not_the_one_asked_for_is_told(tmp_path):
     assert f"No server answers at localhost:9: one is started on {tmp_path / 'none'}" in answer.stderr.replace("\n", " ")
 
 
+def test_a_result_states_the_command_that_repeats_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("perf.live.cli.CALLS", 20)
+    answer = invoke("live", "reads", "--users", "50,100", "--results", tmp_path)
+    assert answer.exit_code in (0, 1)  # a busy machine misses its bounds
+    written = json.loads((tmp_path / "live-reads.json").read_text())["command"]
+    assert written == "python -m perf live reads --users 50,100"
+    assert json.loads(answer.stdout.splitlines()[-1])["command"] == written
+
+
 def test_arrivals_that_are_misspelt_are_refused_with_all_that_there_are(tmp_path):
     error = invoke("load", "--rate", "10", "--arrivals", "brusts", "--repo", tmp_path).exception
     assert isinstance(error, ConfigError)
