@@ -23,6 +23,16 @@ def write_notes(run: Run) -> list[str]:
             f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
         )
     notes += [f"{load.name}: {note}" for load in run.open for note in _describe_load(load)]
+    late = [
+        f"{load.name} ({load.send_late.p99_ms:.2f} ms)"
+        for load in run.open
+        if load.latency and load.send_late and load.send_late.p99_ms > LATE_SHARE * load.latency.p99_ms
+    ]
+    if late:
+        notes.append(
+            f"The load generator itself sent late (p99), which is part of the latencies: {', '.join(late)}. Lower the rate, or "
+            "end what else runs on this machine."
+        )
     if run.differing_answers:
         notes.append(
             f"The server does not answer as in process ({run.differing_answers}): the ratios between them do not "
@@ -50,9 +60,4 @@ def _describe_load(load: Open) -> list[str]:
         notes.append(f"{load.degraded:,} of {answered:,} answers were degraded.")
     if latency and latency.count < FEWEST_REQUESTS:
         notes.append(f"only {latency.count} requests were answered, so p99 is the slowest of them.")
-    if latency and load.send_late and load.send_late.p99_ms > LATE_SHARE * latency.p99_ms:
-        notes.append(
-            f"the load generator itself sent late (p99 {load.send_late.p99_ms:.2f} ms), which is part of the latencies. Lower "
-            "the rate, or end what else runs on this machine."
-        )
     return notes

@@ -112,7 +112,7 @@ def test_answers_under_load_count_too(run):
 
 def describe(run, load) -> list[str]:
     """The notes on the only load of a run."""
-    return [note for note in write_notes(run.model_copy(update={"open": [load]})) if note.startswith(load.name)]
+    return [note for note in write_notes(run.model_copy(update={"open": [load]})) if load.name in note]
 
 
 def test_what_is_behind_the_latencies_of_a_load_is_told(run):
@@ -127,7 +127,7 @@ def test_what_is_behind_the_latencies_of_a_load_is_told(run):
     ]
     assert describe(run, clean.model_copy(update={"degraded": 7})) == ["poisson 50 %: 7 of 398 answers were degraded."]
     (late,) = describe(run, clean.model_copy(update={"send_late": load.latency}))
-    assert f"itself sent late (p99 {load.latency.p99_ms:.2f} ms), which is part of the latencies" in late
+    assert f"itself sent late (p99), which is part of the latencies: poisson 50 % ({load.latency.p99_ms:.2f} ms)." in late
     few = clean.model_copy(update={"latency": load.latency.model_copy(update={"count": 30})})
     assert describe(run, few) == ["poisson 50 %: only 30 requests were answered, so p99 is the slowest of them."]
 
