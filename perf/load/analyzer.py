@@ -3,6 +3,7 @@
 Version 2.51 behaves as follows:
 - a level that does not settle within --stability-percentage ends with exit code 2 and exports nothing, so the threshold is set
   out of reach, and we report the spread over the windows instead;
+- so does a level with a window in which nothing was answered, as when a busy machine stalls; it is measured again;
 - once in some hundred levels it hangs over HTTP, and is started again;
 - any error answer ends the run, and the export file must not exist;
 - the export repeats every input and output, so we keep only its times.
@@ -28,6 +29,7 @@ from serving.contract.errors import ConfigError, ServerError
 TRANSPORTS = ("grpc", "http")
 WINDOWS = 3  # perf_analyzer always measures three before it calls a level stable
 UNSTABLE_PERCENT = 1_000
+UNSTABLE = "Failed to obtain stable measurement"
 COMPLAINTS = ("error", "failed", "no valid requests")
 ATTEMPTS = 2
 TIME_LIMIT_S = 60.0  # beyond the windows: connecting, the first requests, the export
@@ -105,20 +107,23 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
 
 
 def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
-    """Return the program's output. It is started again, with a warning, when it does not end within `limit_s`.
+    """Return the program's output. It is started again, with a warning, when it does not end within `limit_s`, or is UNSTABLE.
 
     Raises ServerError when it cannot be started, or does not end in any of its attempts.
     """
     header = (["-H"], [private_header]) if private_header else ([], [])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             process = start_privately([*arguments, *header[0]], header[1], build_perf_analyzer_env(), **pipes)
         except OSError as error:
             raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
         with process:
             try:
-                return "".join(process.communicate(timeout=limit_s))
+                said = "".join(process.communicate(timeout=limit_s))
+                if UNSTABLE not in said or attempt == ATTEMPTS:
+                    return said
+                warnings.warn(f"perf_analyzer got no answer in one of its windows: {' '.join(arguments)}", stacklevel=2)
             except subprocess.TimeoutExpired:
                 process.kill()
                 warnings.warn(f"perf_analyzer did not end within {limit_s:g} s: {' '.join(arguments)}", stacklevel=2)

@@ -109,3 +109,19 @@ def test_one_that_hangs_once_is_started_again(tmp_path):
     with pytest.warns(UserWarning, match="did not end") as told:
         assert run(["sh", "-c", hangs_first], 2.0) == "measured\n"
     assert len(told) == 1
+
+
+def test_one_that_a_stall_leaves_without_an_answer_is_started_again_once(tmp_path):
+    """The longest search must not end because the machine stood still for one window."""
+    stalled = "Failed to obtain stable measurement within 3 measurement windows for concurrency 1."
+    stalls_first = f"if [ -e {tmp_path}/began ]; then echo measured; else touch {tmp_path}/began; echo '{stalled}'; fi"
+    with pytest.warns(UserWarning, match="no answer in one of its windows") as told:
+        assert run(["sh", "-c", stalls_first], 10.0) == "measured\n"
+    assert len(told) == 1
+    with pytest.warns(UserWarning, match="no answer in one of its windows"):
+        assert run(["echo", stalled], 10.0) == f"{stalled}\n"  # twice, so that it is no passing stall
+
+
+def test_an_error_answer_is_no_stall(tmp_path):
+    assert run(["sh", "-c", f"echo x >> {tmp_path}/starts; echo 'Thread [0] had error: no'"], 10.0).startswith("Thread")
+    assert (tmp_path / "starts").read_text() == "x\n"
