@@ -3,7 +3,7 @@
     maintain   every ten minutes: archive the older part of the live log, forget idle users
     consume    events of a Kafka topic, where [live] brokers names one
     share      the state of users and items in Redis, where [live] redis names nodes
-    updater    changed rows of the tables, where tables/levels.json names an update source
+    updater    changed rows of the tables, where tables/levels.json names an update source; a challenger has one of its own
 
 They carry the server's tag and end with the server. Where several servers share a live store, each has its own helpers, and
 locks in the store's folder let only one of each kind work. The updater runs the generation's published code, as its models do,
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from repository.challenger import read_challengers
 from repository.tables import find_tables_settings, has_update_source
 from server import processes, supervisor
 from server.start.environment import PROJECT
@@ -67,6 +68,13 @@ def list_missing(state: ServerState) -> set[str]:
     return {name for name, helper in list_helpers(state).items() if not _find_supervised(helper, running)}
 
 
+def is_one_left_over(state: ServerState) -> bool:
+    """Return whether the updater of a generation runs that is not served, such as an earlier challenger."""
+    served = {str(find_tables_settings(state.repo, each)) for each in (state.generation, *read_challengers(state.repo))}
+    commands = map(processes.read_command, processes.find_running(state.tag, UPDATER_MODULE))
+    return any(command and served.isdisjoint(command) for command in commands)
+
+
 def find_helpers(tag: str) -> list[psutil.Process]:
     """Return the running helpers of a server and their supervisors."""
     return processes.find_running(tag, LIVE_MODULE, UPDATER_MODULE)
@@ -89,8 +97,9 @@ def read_live_settings(state: ServerState) -> tuple[StageInfo, LiveSettings] | N
 
 def make_log_path(state: ServerState, run_dir: Path, name: str) -> Path:
     """Return the log of a helper. name: of the helper"""
-    port = state.ports.grpc
-    return run_dir / "logs" / (f"updater-{port}-{state.generation}.log" if name == UPDATER else f"live-{name}-{port}.log")
+    port, (kind, _, generation) = state.ports.grpc, name.partition("-")
+    file = f"updater-{port}-{generation or state.generation}.log" if kind == UPDATER else f"live-{name}-{port}.log"
+    return run_dir / "logs" / file
 
 
 def _list_live_helpers(state: ServerState) -> dict[str, Helper]:
@@ -108,15 +117,22 @@ def _list_live_helpers(state: ServerState) -> dict[str, Helper]:
 
 
 def _list_updaters(state: ServerState) -> dict[str, Helper]:
+    """Return the updater of the served generation, and of a challenger, with whose answers it is compared."""
+    names = {challenger: f"{UPDATER}-{challenger}" for challenger in read_challengers(state.repo)} | {state.generation: UPDATER}
+    found = {name: _find_updater(state, generation) for generation, name in names.items()}
+    return {name: helper for name, helper in found.items() if helper is not None}
+
+
+def _find_updater(state: ServerState, generation: int) -> Helper | None:
     try:
-        if not has_update_source(state.repo, state.generation):
-            return {}
-        settings = find_tables_settings(state.repo, state.generation)
+        if not has_update_source(state.repo, generation):
+            return None
+        settings = find_tables_settings(state.repo, generation)
     except ArtifactError:  # not one of our repositories
-        return {}
+        return None
     stage = settings.parents[1]
     folder = stage if (stage / "serving").is_dir() else stage.parent  # the fused layout has the package once, above its stages
-    return {UPDATER: Helper(["-m", UPDATER_MODULE, str(settings), "--tag", state.tag], folder)}
+    return Helper(["-m", UPDATER_MODULE, str(settings), "--tag", state.tag], folder)
 
 
 def _find_supervised(helper: Helper, running: list[psutil.Process]) -> list[psutil.Process]:

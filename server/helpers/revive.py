@@ -1,4 +1,8 @@
-"""Start the helpers of a server again that were killed together with their own supervisors, for lack of memory for instance."""
+"""Keep the helpers that a server needs: start those that are missing, and end those of a challenger that is no longer served.
+
+Helpers are missing if they were killed together with their own supervisors, for lack of memory for instance, or if a challenger
+was loaded.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from server.helpers import generation_helpers
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import RecommenderError
 
+LEFT_OVER = "one that is no longer needed"
 MOVE_S = 20.0  # longer than a server that moves to another generation takes to exchange its helpers
 
 
@@ -17,17 +22,20 @@ class HelperWatch:
 
     def __init__(self, state: ServerState, run_dir: Path) -> None:
         self._state, self._run_dir = state, run_dir
-        self._missing_since_s: dict[str, float] = {}
+        self._since_s: dict[str, float] = {}
 
     def look(self) -> str:
-        """Start all helpers that are missing once one was missing for MOVE_S. Return what was done, "" for nothing."""
+        """Start and end helpers once one was missing, or left over, for MOVE_S. Return what was done, "" for nothing."""
         now_s = time.monotonic()
         missing = generation_helpers.list_missing(self._state)
-        self._missing_since_s = {name: self._missing_since_s.get(name, now_s) for name in missing}
-        gone = sorted(name for name, since_s in self._missing_since_s.items() if now_s - since_s >= MOVE_S)
+        if generation_helpers.is_one_left_over(self._state):
+            missing.add(LEFT_OVER)
+        self._since_s = {name: self._since_s.get(name, now_s) for name in missing}
+        gone = sorted(name for name, since_s in self._since_s.items() if now_s - since_s >= MOVE_S)
         if not gone or self._is_over():
             return ""
-        done = f"gone together with their supervisors, and started again: {', '.join(gone)}"
+        started = ", ".join(name for name in gone if name != LEFT_OVER)
+        done = f"helpers that were missing are started: {started}" if started else f"a helper is ended: {LEFT_OVER}"
         try:
             generation_helpers.follow(self._state, self._run_dir, waits=False)  # the server must be looked at meanwhile
         except (RecommenderError, OSError) as error:

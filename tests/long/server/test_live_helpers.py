@@ -99,6 +99,6 @@ def test_helpers_that_are_killed_with_their_supervisors_are_started_again(state,
     state.change(tmp_path, generation=2)
     assert watch.look() == ""  # whoever moved it keeps its helpers
     state.change(tmp_path, generation=1)
-    assert watch.look() == "gone together with their supervisors, and started again: maintain"
+    assert watch.look() == "helpers that were missing are started: maintain"
     until(lambda: len(find_helpers(state.tag)) == 2)
     assert [watch.look(), watch.look()] == ["", ""]

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from repository.challenger import remove_challenger, write_challenger
 from repository.tables import find_tables_settings, has_update_source
+from repository.triton.models import write_config
 from server import processes, supervisor
+from server.helpers import revive
 from server.helpers.generation_helpers import find_helpers, follow
+from server.helpers.revive import HelperWatch
 from server.start.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
@@ -64,6 +69,29 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
     follow(state, tmp_path)
     assert find_helpers(state.tag) == running  # left alone
     assert "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text()
+
+
+def test_a_challenger_has_an_updater_of_its_own_while_it_is_served(state, tmp_path, monkeypatch):
+    """Otherwise its rows would grow old beside those of the champion, with which it is compared."""
+    monkeypatch.setattr(revive, "MOVE_S", 0.0)
+    for generation in (1, 2):
+        publish(state.repo, generation)
+    follow(state, tmp_path)
+    state.save(tmp_path)
+    watch = HelperWatch(state, tmp_path)
+    assert watch.look() == ""
+    champion = working(state)
+    (state.repo / ENSEMBLE).mkdir()
+    write_config(state.repo / ENSEMBLE / "config.pbtxt", ModelConfig(name=ENSEMBLE, platform="ensemble"))
+    write_challenger(state.repo, 2)
+    assert watch.look() == "helpers that were missing are started: updater-2"
+    until(lambda: generations_followed(state) == ["1", "2"])
+    until(lambda: "follows" in (tmp_path / "logs" / "updater-1-2.log").read_text())
+    assert watch.look() == ""
+    remove_challenger(state.repo)
+    assert watch.look() == "a helper is ended: one that is no longer needed"
+    assert working(state) == champion
+    assert watch.look() == ""
 
 
 def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path):
