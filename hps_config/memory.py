@@ -7,6 +7,7 @@ L3  on disk:      RocksDB's sorted files of key and fp32 row; its index, filters
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
@@ -17,6 +18,9 @@ from serving.tables.levels.rocks_options import BLOCK_CACHE_BYTES, estimate_disk
 from serving.tables.store.table import make_l1_sections, make_l2_sections, make_ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
+HPS_ALIGNMENT = 64  # of a row in the hash maps of HPS
+LEAST_PAGE_BYTES, MOST_PAGE_BYTES = 1 << 16, 1 << 28  # the larger ones are the defaults of HPS
+LEAST_EVICTED, MOST_EVICTED = 1_024, 65_536  # fewer would cost Redis too many commands
 
 
 def make_table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
@@ -51,6 +55,25 @@ def fit_refresh_share(sets: int, wanted: float) -> float:
     counts = (count for away in range(sets) for count in (nearest - away, nearest + away) if 0 < count < sets)
     shares = (float(np.float32(count / sets)) for count in counts)
     return next(share for share in shares if refreshes_whole_sets(sets, share))
+
+
+def compute_page_bytes(l2_rows: Sequence[tuple[TableSpec, int]], num_partitions: int) -> int:
+    """Return `allocation_rate`: the bytes that HPS's hash maps allocate, and fill with zeros, whenever a partition is full.
+
+    By HPS's default, each of the 8 partitions of the smallest table takes 256 MiB. A sixteenth of the largest partition leaves
+    little unused. l2_rows: tables, each with its rows in L2
+    """
+    strides = [ceil(table.fp32_row_bytes / HPS_ALIGNMENT) * HPS_ALIGNMENT for table, _ in l2_rows]
+    largest = max(ceil(rows / num_partitions) * stride for (_, rows), stride in zip(l2_rows, strides, strict=True))
+    return max(min(ceil(largest / 16), MOST_PAGE_BYTES), LEAST_PAGE_BYTES, *strides)
+
+
+def compute_eviction_rows(overflow_margin: int) -> int:
+    """Return volatile_db's `max_batch_size` where partitions overflow: HPS evicts whole batches until 80 % are left.
+
+    A batch of its default, 65,536, would empty every partition that is not larger.
+    """
+    return max(min(overflow_margin // 20, MOST_EVICTED), LEAST_EVICTED)
 
 
 def compute_l1_bytes(table: TableSpec, rows: int) -> int:

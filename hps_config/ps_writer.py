@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hps_config.description import HpsDescription
-from hps_config.memory import count_hps_sets, fit_refresh_share
+from hps_config.memory import compute_eviction_rows, compute_page_bytes, count_hps_sets, fit_refresh_share
 from hps_config.planning import Plan
 from hps_config.reader import check_document
 from serving.contract.errors import ConfigError
@@ -55,10 +55,14 @@ def _build_volatile_db(description: HpsDescription, plan: Plan) -> dict[str, Any
     if description.volatile.type.startswith("redis"):
         volatile["address"] = description.volatile.address
         volatile["num_node_connections"] = min(5, description.volatile.num_partitions)
+    else:
+        l2_rows = [(planned.table, planned.l2_rows) for planned in plan.tables]
+        volatile["allocation_rate"] = compute_page_bytes(l2_rows, description.volatile.num_partitions)
     if not plan.l2_complete:
         # evict_oldest is LRU, by the time of the last use, for which the hit rates are predicted
         volatile |= {
             "overflow_margin": plan.overflow_margin,
+            "max_batch_size": compute_eviction_rows(plan.overflow_margin),
             "overflow_policy": "evict_oldest",
             "cache_missed_embeddings": True,
         }

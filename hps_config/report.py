@@ -54,7 +54,8 @@ def list_assumptions(plan: Plan, traced: bool) -> list[str]:
         "16 threads), and almost nothing with MALLOC_ARENA_MAX=1.",
         f"Per process: L1, RocksDB's memory and the buffers of a request of {plan.budgets.max_batch_size} samples, without the "
         "interpreter.",
-        "NVIDIA's hps backend keeps fp32 rows in GPU memory, one full cache per GPU.",
+        "NVIDIA's hps backend keeps fp32 rows: in GPU memory, one full cache per GPU; in L2, each in a multiple of 64 bytes, "
+        "with 37 to 65 bytes of index, which the budget does not count.",
     ]
     if traced:
         sentences.append(

@@ -8,11 +8,12 @@ from typer.testing import CliRunner
 
 import hps_config
 from hps_config.__main__ import app, read_traces
-from hps_config.description import parse_bytes, read_description
+from hps_config.description import BudgetSection, HpsDescription, parse_bytes, read_description
 from hps_config.planning import plan_levels
 from hps_config.ps_writer import build_ps_document, write_ps_json
 from hps_config.reader import check_document, read_ps_json
 from hps_config.report import format_bytes
+from hps_config.tables import TableSpec
 from serving.contract.errors import ConfigError, run_program
 from serving.tables.formats.kafka import is_subscribed
 
@@ -114,6 +115,24 @@ def test_a_partial_l2_caches_what_it_missed(tmp_path):
     volatile = build_ps_document(description, plan)["volatile_db"]
     assert volatile["overflow_margin"] == plan.overflow_margin < 1_000_000
     assert (volatile["overflow_policy"], volatile["cache_missed_embeddings"]) == ("evict_oldest", True)
+    left = volatile["overflow_margin"]
+    while left > 0.8 * volatile["overflow_margin"]:  # resolve_overflow_ of hash_map_backend.cpp and redis_backend.cpp
+        left -= volatile["max_batch_size"]
+    assert left > 0.7 * volatile["overflow_margin"]
+
+
+@pytest.mark.parametrize("rows", [1, 7_754, 1_000_000, 100_000_000])
+@pytest.mark.parametrize("width", [1, 4, 17, 100_000])
+def test_the_hash_map_takes_little_more_memory_than_its_rows(rows, width):
+    """By hash_map_backend_detail.hpp: pages of `allocation_rate` bytes, in each partition, of rows at multiples of 64 bytes."""
+    tables = (TableSpec(name="items", rows=rows, width=width),)
+    description = HpsDescription(model="rank", budget=BudgetSection(l1=1 << 30, l2=50 << 40, l3=0), tables=tables)
+    volatile = build_ps_document(description, plan_levels(description.tables, description.budgets))["volatile_db"]
+    stride = -(-4 * width // 64) * 64
+    per_page = volatile["allocation_rate"] // stride
+    assert per_page > 0
+    pages = volatile["num_partitions"] * -(-(rows // volatile["num_partitions"] + 1) // per_page)
+    assert pages * volatile["allocation_rate"] <= 1.2 * rows * stride + 8 * max(65_536, stride)
 
 
 def test_without_l2_or_l3(tmp_path):
