@@ -12,8 +12,6 @@ from hps_config.planning import Plan
 from hps_config.reader import check_document
 from serving.contract.errors import ConfigError
 
-UPDATE_FILTERS = [".+"]  # matched against the model name; HPS's own default matches nothing
-
 
 def name_sparse_folder(table: str) -> str:
     """Return the name of a table's folder below `sparse_root`."""
@@ -27,7 +25,7 @@ def build_ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]
         document["persistent_db"] = {
             "type": "rocks_db",
             "path": description.persistent.path,
-            "update_filters": UPDATE_FILTERS,
+            "update_filters": [description.model],
         }
     if description.updates.brokers:
         document["update_source"] = {"type": "kafka_message_queue", "brokers": description.updates.brokers}
@@ -50,7 +48,8 @@ def _build_volatile_db(description: HpsDescription, plan: Plan) -> dict[str, Any
     volatile: dict[str, Any] = {
         "type": description.volatile.type,
         "num_partitions": description.volatile.num_partitions,
-        "update_filters": UPDATE_FILTERS,
+        # Matched against the model in a topic. HPS stores all that it receives, so it must not follow other models' tables.
+        "update_filters": [description.model],
     }
     if description.volatile.type.startswith("redis"):
         volatile["address"] = description.volatile.address

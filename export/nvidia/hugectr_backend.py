@@ -24,7 +24,6 @@ from export.nvidia.hugectr.layers import DlrmLayers, make_layers
 from export.nvidia.hugectr.model import write_model
 from export.nvidia.source import Source
 from export.settings import Settings
-from hps_config.ps_writer import UPDATE_FILTERS
 from repository.triton.models import write_config
 from serving.contract.errors import ExportError
 from training.models.rankers.save_ranker import LAYERS_FILE
@@ -58,7 +57,7 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
         raise ExportError(f"The hugectr backend would not serve {NAME}: {'; '.join(faults)}. Report this as a bug.")
     tables = source.load_tables()
     uses = read_uses(rank, tables, tuple(source.info["rank"].settings["item_tables"]))
-    volatile = {"type": "parallel_hash_map", "num_partitions": 8, "update_filters": UPDATE_FILTERS}
+    volatile = {"type": "parallel_hash_map", "num_partitions": 8}
     document = {"supportlonglong": True, "volatile_db": volatile, "models": [entry]}
     target = target.resolve()  # replace a link's target, not the link
     building = target.parent / f".{target.name}.building"

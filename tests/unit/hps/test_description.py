@@ -105,8 +105,9 @@ def test_the_written_file_satisfies_both_parsers(tmp_path):
         "rocks_db",
         "a:9092,b:9092",
     )
-    assert is_subscribed(list(config.volatile_db.update_filters), "rank", "item_id")
-    assert is_subscribed(list(config.persistent_db.update_filters), "rank", "item_id")
+    for database in (config.volatile_db, config.persistent_db):
+        assert is_subscribed(list(database.update_filters), "rank", "item_id")
+        assert not is_subscribed(list(database.update_filters), "rank-2", "item_id")
 
 
 def test_a_partial_l2_caches_what_it_missed(tmp_path):
