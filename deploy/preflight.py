@@ -27,7 +27,7 @@ PACKAGES = {  # module -> what pip installs
     "lmdb": "lmdb",
 }
 TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # needed where our own levels serve the tables, and not the hps backend
-LIVE_PACKAGES = {"redis": "redis", "mmh3": "mmh3", "google.protobuf": "protobuf"}  # where machines share live state in Redis
+LIVE_PACKAGES = {"redis": "redis", "mmh3": "mmh3", "google.protobuf": "protobuf>=4.22"}  # where users are in Redis
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 COMPILED_PREPROCESS = '[merlin] preprocess = "compiled"'  # the export setting that needs no NVTabular
 HPS_MAJORS = (7, 8, 9)  # compute capabilities that HPS in merlin-hugectr:24.06 is compiled for: 7.0, 7.5, 8.0, 9.0, without PTX
