@@ -127,7 +127,7 @@ def choose_folder() -> Path | None:
 
 
 def main(pytest: list[str]) -> int:
-    """pytest: the command without a lane -> the exit status of all lanes together."""
+    """Run all lanes. Return their common exit status. pytest: the command without a lane"""
     started_s, printing, exit_codes = time.monotonic(), threading.Lock(), dict[str, int]()
     LANES_DIR.mkdir(parents=True, exist_ok=True)
     for path in LANES_DIR.iterdir():

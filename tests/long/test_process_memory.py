@@ -34,7 +34,7 @@ def memory_bytes() -> dict[str, int]:
 
 
 def look_all_up(tiers: LeveledTables, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fill L1 and L2 -> keys and rows of the last request, which a process holds while it serves."""
+    """Fill L1 and L2. Return keys and rows of the last request, which a process holds while it serves."""
     for start in range(0, rows, BATCH):
         keys = np.arange(start, min(start + BATCH, rows))
         vectors = tiers.lookup("item", keys).values

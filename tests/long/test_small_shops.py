@@ -27,7 +27,7 @@ def seen_by(dataset, user_id):
 
 
 def listed(row):
-    """item_ids [K] -> the items, after a look that padding is only behind them."""
+    """Return the items of item_ids [K]. Check that padding is only after them."""
     ids = row[row != PAD_ID].tolist()
     assert row.tolist() == ids + [PAD_ID] * (len(row) - len(ids))
     assert len(set(ids)) == len(ids)

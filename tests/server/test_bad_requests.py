@@ -116,7 +116,7 @@ def test_nan_context_is_a_missing_value_and_infinite_context_is_refused(client):
 
 
 def batches_of(client, model: str) -> Counter:
-    """Batch size -> how often the model has run one."""
+    """Return how often the model has run each batch size."""
     [statistics] = client.get_inference_statistics(model).model_stats
     return Counter({batch.batch_size: batch.compute_infer.count for batch in statistics.batch_stats})
 

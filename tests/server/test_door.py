@@ -43,7 +43,7 @@ def server(tmp_path_factory) -> Iterator[TritonServer]:
 
 
 def post(server: TritonServer, path: str, body: dict | None, **headers: str) -> int:
-    """-> HTTP status; body: of a POST, None for a GET."""
+    """Return the HTTP status. body: that of a POST, None for a GET"""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{server.http_url}/v2/{path}", data, headers)
     try:

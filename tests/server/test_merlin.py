@@ -49,7 +49,7 @@ def workflow(info, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["24.03", "modern"])
 def running(request, repository, info, tmp_path_factory):
-    """-> Triton, server of a merlin repository of the same training, as it is exported but for the stand-ins.
+    """Return Triton, server of a merlin repository of the same training, as it is exported but for the stand-ins.
 
     On 24.03 NVTabular itself encodes, on a CPU, through the workflow model of merlin-systems; else the compiled plan does.
     """
@@ -89,7 +89,7 @@ def test_answers_within_a_choice_equal_the_cpu_profiles(served, repository, reco
 
 
 def counts(client, model: str) -> tuple[int, int]:
-    """-> rows answered, executions."""
+    """Return rows answered, executions."""
     (stats,) = client.get_inference_statistics(model).model_stats
     return stats.inference_count, stats.execution_count
 

@@ -38,7 +38,7 @@ ROWS = 60
 
 
 def with_rules(repository: Path, folder: Path, rules: RulesConfig) -> Path:
-    """-> a copy of `repository` in `folder` whose first generation has other rules, and nothing else."""
+    """Return a copy of `repository` in `folder` whose first generation has other rules, and nothing else."""
     copy = shutil.copytree(repository, folder)
     rerank = copy / "rerank" / "1"
     item_ids = np.load(copy / ENSEMBLE / "1" / "item_ids.npy")

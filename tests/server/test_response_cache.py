@@ -30,7 +30,7 @@ def cached(repo: Path, *models: str) -> Path:
 
 
 def lookups(client: grpcclient.InferenceServerClient, model: str, generation: int = 1) -> tuple[int, int]:
-    """-> (hits, misses)"""
+    """Return (hits, misses)"""
     [stats] = client.get_inference_statistics(model, str(generation)).model_stats
     return stats.inference_stats.cache_hit.count, stats.inference_stats.cache_miss.count
 

@@ -31,9 +31,9 @@ REQUESTS = 32
 
 @pytest.fixture
 def served(tmp_path):
-    """-> (gRPC address, what the script said) of a merlin repository for current images, in fp16, started as a container does.
+    """Start a merlin repository for current images, in fp16, as a container does. Return its gRPC address and the output.
 
-    What the container has and this machine has not is the program's place: a script of its name stands in for it.
+    A script named tritonserver on PATH runs the packaged server with the options that this machine needs.
     """
     source = Source.open(find_stage_folders(small_repository()))
     publish_merlin(source, tmp_path / "models", Settings.model_validate({"merlin": {"triton": "modern", "precision": "fp16"}}))

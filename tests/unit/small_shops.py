@@ -58,7 +58,7 @@ def keep_few_columns(dataset: Dataset) -> Dataset:
 
 
 def export(folder: Path, dataset: Dataset, layout: str = "ensemble", **settings: dict) -> Path:
-    """-> a repository in `folder`."""
+    """Return a repository in `folder`."""
     repository = folder / "repository"
     build_repository(dataset, repository, Settings.model_validate(SETTINGS | settings), Console(quiet=True), layout)
     return repository

@@ -19,7 +19,7 @@ ONE_GPU = {"PYTHONPATH": str(FAKES)}  # its driver; no TensorRT
 
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
-    """-> the environment of a container with a Python backend and no GPU."""
+    """Return the environment of a container with a Python backend and no GPU."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "tritonserver").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -168,7 +168,7 @@ def test_a_manifest_that_cannot_be_read_is_not_served(image, tmp_path):
 
 
 def add_hps(tmp_path: Path) -> Path:
-    """-> the folder of the one table of a model on the hps backend."""
+    """Return the folder of the one table of a model on the hps backend."""
     (tmp_path / "backends" / "hps").mkdir()
     folder = tmp_path / "repo" / "rank_embeddings" / "1" / "rank.model"
     folder.mkdir(parents=True)
@@ -182,7 +182,7 @@ def add_hps(tmp_path: Path) -> Path:
 
 
 def preflight(tmp_path: Path, *without: str) -> str:
-    """-> what it says; `without` are modules that Python pretends not to have."""
+    """Return what the script says. without: modules that Python pretends not to have"""
     hide = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n in %r else f(n, *a)"
     code = f"{hide % (without,)}; import runpy; runpy.run_path({str(DEPLOY / 'preflight.py')!r}, run_name='__main__')"
     options = ["--repository", str(tmp_path / "repo"), "--backends", str(tmp_path / "backends")]

@@ -23,13 +23,13 @@ def cpu() -> Path:
 
 @pytest.fixture(scope="session")
 def exported() -> dict[str, Path]:
-    """Triton -> a merlin repository."""
+    """Return a merlin repository for each Triton, by its name."""
     return {triton: repositories.small_merlin_repository(triton) for triton in ("24.03", "modern")}
 
 
 @pytest.fixture(scope="session")
 def copies(exported, tmp_path_factory) -> dict[str, Path]:
-    """Triton -> a copy of its repository, which each test leaves as it was."""
+    """Return a copy of each repository, by the name of its Triton. Each test leaves it as it was."""
     folder = tmp_path_factory.mktemp("copies")
     return {triton: repositories.copy_to_change(path, folder / triton) for triton, path in exported.items()}
 

@@ -26,7 +26,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 def arguments_of(folder: Path, kind: str, device: str) -> dict[str, str]:
-    """-> what tritonserver tells an instance of retrieve_search."""
+    """Return what tritonserver tells an instance of retrieve_search."""
     return {
         "model_name": folder.name,
         "model_instance_name": "retrieve_search_0_0",

@@ -63,7 +63,7 @@ def answers(model: DLRM, codes: np.ndarray, numbers: np.ndarray) -> torch.Tensor
 
 @pytest.fixture(scope="module")
 def written(rows, trained, tmp_path_factory):
-    """-> (folder, keys int64 [N, 3] and numbers float32 [N, 4] of 10,000 rows it was not trained on, what it answers)."""
+    """Return (folder, keys int64 [N, 3] and numbers float32 [N, 4] of 10,000 rows it was not trained on, what it answers)."""
     codes, numbers = rows[0][ROWS:], rows[1][ROWS:]
     with torch.no_grad():
         expected = torch.sigmoid(answers(trained, codes, numbers)).numpy()

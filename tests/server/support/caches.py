@@ -30,7 +30,7 @@ def redis_cache(redis_server: RedisServer, namespace: str) -> RedisCache:
 
 
 def ask_each(transport, inputs: dict[str, np.ndarray], rows: Iterable[int]) -> dict[str, np.ndarray]:
-    """One call for each of the rows -> outputs [R, …]"""
+    """Make one call for each of the rows. Return the outputs, [R, …]."""
     answers = [transport.infer(Call({name: array[row : row + 1] for name, array in inputs.items()}, TIMEOUT_S)) for row in rows]
     return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 

@@ -113,7 +113,7 @@ class Hps:
 
     @staticmethod
     def read(folder: Path, width: int) -> dict[int, bytes]:
-        """key -> the bytes of its vector, read without the code that wrote them."""
+        """Return the bytes of each key's vector, read without the code that wrote them."""
         keys, vectors = (folder / "key").read_bytes(), (folder / "emb_vector").read_bytes()
         demand(len(keys) % 8 == 0 and len(vectors) == len(keys) // 8 * 4 * width, "8n and 4 n width bytes", folder)
         rows = {key: vectors[i * 4 * width : (i + 1) * 4 * width] for i, (key,) in enumerate(struct.iter_unpack("<q", keys))}

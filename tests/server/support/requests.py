@@ -32,7 +32,7 @@ def infer_tensors(client: grpc.InferenceServerClient, model: str, **tensors: obj
 
 
 def infer(client: grpc.InferenceServerClient, user_id: list[int] | np.ndarray, **tensors: np.ndarray) -> dict[str, np.ndarray]:
-    """-> the outputs of one `recommend` call, by name."""
+    """Return the outputs of one `recommend` call, by name."""
     return infer_tensors(client, "recommend", user_id=np.array(user_id, np.int64).reshape(-1, 1), **tensors)
 
 
@@ -62,7 +62,7 @@ def narrow(repository: Path, inputs: dict[str, np.ndarray], count: int) -> dict[
 
 
 def ask_each(client: grpc.InferenceServerClient, inputs: dict[str, np.ndarray], concurrency: int) -> dict[str, np.ndarray]:
-    """inputs: [R, *dims] by name -> the outputs of R calls of one row each, joined."""
+    """Make R calls of one row each. Return the joined outputs. inputs: [R, *dims] by name"""
 
     def call(row: int) -> dict[str, np.ndarray]:
         own = {name: array[row : row + 1] for name, array in inputs.items()}

@@ -58,7 +58,7 @@ class HttpDouble:
         return {"input": tensors(found.inputs), "output": tensors(found.outputs), "max_batch_size": found.max_batch}
 
     def infer(self, model: str, body: bytes, header_length: int | None) -> tuple[bytes, int | None]:
-        """-> the body, and the length of its JSON where tensors follow it."""
+        """Return the body, and the length of its JSON where tensors follow it."""
         header = json.loads(body[:header_length])
         rest, inputs = body[header_length:] if header_length is not None else b"", {}
         for tensor in header["inputs"]:

@@ -46,13 +46,13 @@ def default_of(text: str) -> str:
 
 
 def mounts() -> list[tuple[str, str, str]]:
-    """-> (service, source, target) of every mount."""
+    """Return (service, source, target) of every mount."""
     split = [(name, *default_of(mount).split(":")[:2]) for name, own in SERVICES.items() for mount in own.get("volumes", ())]
     return [(name, source, target) for name, source, target in split]
 
 
 def triton_adapter():
-    """-> serving.stages.adapter.triton, which imports what Triton's stub provides inside the server."""
+    """Return serving.stages.adapter.triton, which imports what Triton's stub provides inside the server."""
     sys.modules.setdefault("triton_python_backend_utils", fake_backend)
     from serving.stages.adapter import triton
 
@@ -60,13 +60,13 @@ def triton_adapter():
 
 
 def measure_idle_tables() -> list[Measurement]:
-    """-> measurements of one table that nobody has asked."""
+    """Return measurements of one table that nobody has asked."""
     table = TableMetrics(TableCounts(), 0, 0, 0, 0, UpdaterState(0, 0, 0, 0.0, 0, False, False))
     return list(measure_tables(TablesMetrics({"items": table}, MissCounts(), {"redis": 0}, {})))
 
 
 def published_metrics() -> set[str]:
-    """-> names that the server publishes: recorded ones, those of the code, those of machines with a GPU."""
+    """Return names that the server publishes: recorded ones, those of the code, those of machines with a GPU."""
     recorded = metric_names((Path(__file__).parent / "metrics.txt").read_text())
     own = {measured.name for measured in triton_adapter().Metrics("rank").list_measurements()}
     own |= {measured.name for measured in measure_idle_tables()}

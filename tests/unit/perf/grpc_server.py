@@ -17,7 +17,7 @@ Answers = Callable[[bytes, grpc.ServicerContext], bytes]
 
 @contextlib.contextmanager
 def serving(answers: Answers, workers: int = 8, options: tuple[tuple[str, int], ...] = ()) -> Iterator[str]:
-    """-> "127.0.0.1:port". workers: calls answered at a time."""
+    """Return "127.0.0.1:port". workers: calls answered at a time."""
     _, service, method = INFER.split("/")
     handler = grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(answers)})
     server = grpc.server(ThreadPoolExecutor(workers), [handler], options=options)

@@ -33,7 +33,7 @@ def random_statistics(seed=0):
 
 
 def random_requests(seed=1):
-    """-> (history, history_age_days, candidates, retrieval_scores)"""
+    """Return (history, history_age_days, candidates, retrieval_scores)"""
     rng = np.random.default_rng(seed)
     history = rng.integers(0, N_ITEMS, (B, H))
     history[0] = N_ITEMS  # nothing known

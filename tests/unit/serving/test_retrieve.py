@@ -280,7 +280,7 @@ def index_beyond(folder, kind):
 
 
 def changed(name, change):
-    """-> what damages the array `name` of a folder."""
+    """Return what damages the array `name` of a folder."""
     return lambda folder: np.save(folder / f"{name}.npy", change(np.load(folder / f"{name}.npy")))
 
 

@@ -9,19 +9,19 @@ from serving.tables.store.row_formats import RowCodec
 
 
 def find_cached(owner: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """-> slots int64 [N], -1 where missing."""
+    """Return slots int64 [N], -1 where missing."""
     sets = (((keys.view(np.uint64) * MIX) >> THIRTY_TWO) * np.uint64(len(owner) // WAYS) >> THIRTY_TWO).view(np.int64)
     matches = (owner.reshape(-1, WAYS)[sets] == keys[:, None]) & (keys != NO_KEY)[:, None]
     return np.where(matches.any(axis=1), sets * WAYS + matches.argmax(axis=1), -1)
 
 
 def decode_rows(codec: RowCodec, stored: np.ndarray, slots: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """-> vectors, with the rows that are there."""
+    """Return vectors, with the rows that are there."""
     return np.where((slots >= 0)[:, None], codec.decode(stored[np.maximum(slots, 0)]), vectors)
 
 
 def count_uses(uses: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """-> uses."""
+    """Return uses."""
     uses, slots = uses.copy(), slots[slots >= 0]
     before = uses[slots]
     uses[slots] = before + (before < MOST_USES)
@@ -29,7 +29,7 @@ def count_uses(uses: np.ndarray, slots: np.ndarray) -> np.ndarray:
 
 
 def place(sets: np.ndarray, uses: np.ndarray, empty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """-> (placed, slots)"""
+    """Return (placed, slots)"""
     rank = np.arange(len(sets)) - np.searchsorted(sets, sets)  # of several new rows of one set: first, second, …
     placed = np.flatnonzero(rank < WAYS)
     sets, rank = sets[placed], rank[placed]

@@ -72,7 +72,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def stores(folder):
-    """-> (writer, secondary) of one database."""
+    """Return (writer, secondary) of one database."""
     writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)
     secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
     yield writer, secondary

@@ -34,7 +34,7 @@ def packed(table: Table) -> dict[bytes, bytes]:
 
 
 def arrays(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """-> (int64 [N] keys, float32 [N, D] rows)"""
+    """Return (int64 [N] keys, float32 [N, D] rows)"""
     return np.array(list(table), np.int64), np.array(list(table.values()), np.float32)
 
 

@@ -42,7 +42,7 @@ class Soak:
         self.ring.publish(keys, CODEC.encode(make_rows(keys, np.array([version]))))
 
     def given(self, version: float, spoil: Callable[[np.ndarray], None] | None = None) -> dict:
-        """-> {kind: keys} of a look-up of KEY and another key, whose row is always right."""
+        """Return {kind: keys} of a look-up of KEY and another key, whose row is always right."""
 
         def lookup(keys: np.ndarray) -> Rows[np.ndarray]:
             rows = make_rows(keys, np.array([version, 10]))

@@ -32,7 +32,7 @@ def config_of(version: Path) -> pb.ModelConfig:
 
 
 def build(trt_version: str, version: Path) -> dict:
-    """-> how the fake of that version was made to build."""
+    """Return what the fake of that version was asked to build."""
     builder, engine = PythonBuilder(fake(trt_version)), json.loads((version / "engine.json").read_text())
     plan = version.parent / "out.plan"
     builder.build(version / "model.onnx", engine, plan)
@@ -317,7 +317,7 @@ echo $$ > {started}.new; mv {started}.new {started}; sleep 60 ;;"""
 
 @pytest.fixture
 def backends(tmp_path: Path) -> Path:
-    """-> the folder of a tritonserver whose TensorRT backend needs libnvinfer.so.8."""
+    """Return the folder of a tritonserver whose TensorRT backend needs libnvinfer.so.8."""
     backend = tmp_path / "backends" / "tensorrt" / "libtriton_tensorrt.so"
     backend.parent.mkdir(parents=True)
     backend.write_bytes(b"\x7fELF\0libcudart.so.12\0libnvinfer.so.8\0libnvinfer_plugin.so.8\0")

@@ -11,7 +11,7 @@ EXPECTED = {"item_ids": IDS, "scores": SCORES}
 
 
 def answer(ids=(7, 3, 5, 9), scores=(2.0, 1.0, 0.999, 0.5), rows: int = 200) -> dict[str, np.ndarray]:
-    """-> EXPECTED with its first `rows` rows replaced."""
+    """Return EXPECTED with its first `rows` rows replaced."""
     got = {name: values.copy() for name, values in EXPECTED.items()}
     got["item_ids"][:rows], got["scores"][:rows] = ids, np.float32(scores)
     return got

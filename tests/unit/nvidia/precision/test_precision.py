@@ -34,7 +34,7 @@ def products_of(model: onnx.ModelProto) -> list[str]:
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, int]:
-    """-> ONNX type of every tensor."""
+    """Return ONNX type of every tensor."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     values = (*graph.input, *graph.output, *graph.value_info)
     return {v.name: v.type.tensor_type.elem_type for v in values} | {w.name: w.data_type for w in graph.initializer}

@@ -44,7 +44,7 @@ def small_network(path: Path, lowered: str = "") -> Path:
 
 
 def publish(repository: Path, precision: str = "fp32", name: str = "rank_dense", generation: int = 1) -> Path:
-    """-> the version folder of one exported model, without an engine."""
+    """Return the version folder of one exported model, without an engine."""
     lowered = {"fp16": "Cast", "int8": "QuantizeLinear"}.get(precision, "")
     repository.mkdir(exist_ok=True)
     network = small_network(repository.parent / f"{name}.onnx", lowered)

@@ -16,7 +16,7 @@ from serving.contract.errors import ArtifactError
 
 
 def facts(version: Path, change=lambda config: None) -> list[str]:
-    """-> the findings on a model whose TensorRT config was changed by hand."""
+    """Return the findings on a model whose TensorRT config was changed by hand."""
     for path in (version.parent / "config.pbtxt", version.parent / "configs" / "tensorrt.pbtxt"):
         config = text_format.Parse(path.read_text(), pb.ModelConfig())
         change(config)

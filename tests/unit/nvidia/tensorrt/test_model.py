@@ -53,7 +53,7 @@ def test_profiles_must_be_of_the_networks_inputs(tmp_path):
 
 @pytest.fixture
 def stand_in(version, monkeypatch):
-    """-> the class of the published model.py, and what tritonserver passes to `initialize`."""
+    """Return the class of the published model.py, and what tritonserver passes to `initialize`."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
     namespace: dict = {}
     exec(compile((version / "model.py").read_text(), str(version / "model.py"), "exec"), namespace)
