@@ -31,7 +31,7 @@ REQUESTS = 32
 
 @pytest.fixture
 def served(tmp_path):
-    """Start a merlin repository for current images, in fp16, as a container does. Return its gRPC address and the output.
+    """Start a merlin repository for current images, in fp16, as a container does. Return its gRPC address and its log.
 
     A script named tritonserver on PATH runs the packaged server with the options that this machine needs.
     """
