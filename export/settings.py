@@ -70,7 +70,7 @@ class PipelineSettings(_Section):
     items_returned: Length = 20  # items in an answer (K)
     filter_seen: bool = True  # items the user already had are not recommended again, unless `among` names them
     seed: Seed = 0  # random seed of the export
-    recorded_requests: RecordedRequests = 1_000  # published with their answers, for warm-up and checks
+    recorded_requests: RecordedRequests = 1_000  # how many are published with their answers, for warm-up and checks
 
     @model_validator(mode="after")
     def _lists_can_be_full(self) -> PipelineSettings:
@@ -111,8 +111,8 @@ class TableSettings(_Section):
     l1: Bytes = 64 << 20  # hot rows, in each process
     l2: Bytes = 4 << 30  # rows in memory, one copy for all processes of a machine
     l3: Bytes = 64 << 30  # RocksDB on disk, used when l2 is too small for all rows, or with live updates
-    row_format: RowFormat = "fp32"  # of the rows in l2
-    row_formats: dict[str, RowFormat] = {}  # by table name, where it differs from row_format
+    row_format: RowFormat = "fp32"  # format of the rows in l2
+    row_formats: dict[str, RowFormat] = {}  # formats by table name, where they differ from row_format
     hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1 every miss is waited for; below, defaults may answer
     redis: Nodes = ""  # "host:port,…": nodes of a Redis cluster that takes the place of l2
     brokers: Brokers = ""  # "host:port,…": Kafka brokers; rows are then updated while they are served
@@ -151,10 +151,10 @@ class TrainingSettings(_Section):
     sequence: Literal["auto", "never"] = "auto"  # serve a sequence model where it finds more, or try none
     graph: Literal["auto", "never"] = "auto"  # serve a graph model where it finds more, or try none
     teachers: Literal["auto", "one"] = (
-        "auto"  # what a small ranker learns from: several networks where they are better, or the DLRM
+        "auto"  # what a small ranker learns from: several networks if they are better, or only the DLRM
     )
-    minutes: Annotated[float, Field(gt=0)] = 6.0  # of work on two free cores, by which models to try are chosen: no time limit
-    scratch_every: PositiveInt = 10  # of so many generations of `export follow`, one learns from scratch; 1: all of them
+    minutes: Annotated[float, Field(gt=0)] = 6.0  # work on two free cores: decides which models are tried, and is no time limit
+    scratch_every: PositiveInt = 10  # one in so many generations of `export follow` learns from scratch; 1: all of them
 
 
 class ComputeSettings(_Section):
@@ -169,7 +169,7 @@ class ComputeSettings(_Section):
 class LiveChoices(_Section):
     """Acceptance and storage of events (serving/live)."""
 
-    folder: str = ""  # of the live store, an absolute path; empty: beside the repository, <REPO>.live
+    folder: str = ""  # folder of the live store, an absolute path; empty: beside the repository, <REPO>.live
     lateness_s: Annotated[float, Field(ge=0)] = 10.0  # lag of the clock behind the latest event
     ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events further ahead of the server's clock are refused
     key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are known; older events move into the archive
@@ -178,14 +178,14 @@ class LiveChoices(_Section):
     idle_days: Annotated[float, Field(ge=0)] = 365.0  # a user without an event for so long is forgotten; 0: never
     most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
     session_hours: Annotated[float, Field(ge=0)] = 48.0  # an anonymous session idle for so long is forgotten; 0: as users are
-    store_bytes: Bytes = 64 << 30  # of address space, 16 MiB to 64 TiB; the file grows as it is used
+    store_bytes: Bytes = 64 << 30  # size at which the store is full, 16 MiB to 64 TiB; the file grows as it is used
     brokers: Brokers = ""  # "host:port,…": Kafka brokers, from which events come too
     topic: str = "events"  # their topic
     redis: Nodes = ""  # "host:port,…": nodes of a Redis cluster in which many machines share users' state, in Feast's layout
     feast_project: str = "recommender"  # name of the project in Feast's keys
     continue_log: bool = True  # an export learns from the events of the live store too
     new_items: Annotated[int, Field(ge=0, le=10_000_000)] = 4_096  # rows kept free for items that come between two exports
-    new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores
+    new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # share of lists that show a new item, whatever its scores
     new_item_place: Annotated[int, Field(ge=0)] = 9  # where they show it; 0 is the top
 
     @field_validator("store_bytes")
@@ -216,7 +216,7 @@ class DaskSettings(_Section):
     """A Dask cluster that fits NVTabular, for logs whose training columns outgrow one machine (docs/operating.md)."""
 
     scheduler: str = ""  # address, "tcp://host:8786" or "tls://host:8786"; empty: this process fits
-    folder: str = ""  # for training rows and vocabularies: an absolute path that this process and all workers share
+    folder: str = ""  # folder for training rows and vocabularies: an absolute path that this process and all workers share
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> DaskSettings:

@@ -69,7 +69,7 @@ class Serving:
     preferred_batch_sizes: tuple[int, ...] = ()  # sizes to aim at; none: all that is queued, [16] if fused
     queue_delay_us: int = 0  # how long a batch waits for more requests
     priority_levels: int = 0  # number of levels; 1 is served first
-    default_priority: int = 1  # of requests without a priority
+    default_priority: int = 1  # priority of requests that state none
     queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE)
     queue_length: int = 0  # requests beyond it are refused at once
     response_cache: bool = False  # let Triton cache answers, without expiry: only where no events come and no rows are updated
