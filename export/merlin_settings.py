@@ -18,11 +18,11 @@ class MerlinSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    triton: Literal["24.03", "modern"] = "24.03"  # of merlin-hugectr:24.06, the last image with HPS, or of a current image
+    triton: Literal["24.03", "modern"] = "24.03"  # the Triton of merlin-hugectr:24.06, the last with HPS, or a current one
     mount: Annotated[str, Field(pattern="^/.*[^/]$")] = "/models"  # where the container sees the repository
     gpu: Annotated[int, Field(ge=0)] = 0  # number of the GPU that serves; the hps backend uses one for all instances
     cuda_graphs: bool = True  # launch the networks as recorded graphs
-    precision: Literal["fp32", "fp16", "int8"] = "fp32"  # of the numbers in ranker and re-ranker
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"  # number format of ranker and re-ranker
     refresh_interval_s: Annotated[int, Field(ge=0)] = 0  # how often the GPU cache follows the databases; 0: never
     preprocess: Literal["compiled", "nvtabular"] = "compiled"  # what encodes the users' columns
     hugectr: bool = False  # also write the model for the older hugectr backend, into `<REPO>.hugectr`
