@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
+from tritonclient.utils import InferenceServerException
 
 from server.processes import find_members
 from server.status.health import open_local_client
@@ -111,6 +112,14 @@ def compute_times(before: dict[str, Counters], after: dict[str, Counters]) -> di
     return {
         name: times for name, end in after.items() if (times := _compute_difference(before.get(name, Counters()), end)).requests
     }
+
+
+def read_times_since(before: dict[str, Counters], url: str) -> dict[str, StageTimes]:
+    """Return the times of the models that were called since; {} where the server is gone, of which the calls' errors tell."""
+    try:
+        return compute_times(before, read_counters(url))
+    except InferenceServerException:
+        return {}
 
 
 def _compute_difference(start: Counters, end: Counters) -> StageTimes:

@@ -18,7 +18,7 @@ from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.open_loop import Outcome, measure_floor_ns, run_load
 from perf.load.workload import Arrays, draw, serialise
-from perf.observe import Latency, compute_times, read_counters
+from perf.observe import Latency, read_counters, read_times_since
 from perf.report.results import Closed, Open, Yardstick
 from serving.contract.tensors import ENSEMBLE
 
@@ -73,12 +73,12 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
         classes |= {"between bursts": ~inside, "in a burst": inside}
     before = read_counters(bench.site.grpc_url)
     outcome = run_load(bench.site.grpc_url, bodies, due_s, progress)
-    after = read_counters(bench.site.grpc_url)
+    stages = read_times_since(before, bench.site.grpc_url)
     raw = bench.name_raw_file("open-" + re.sub(r"[^a-z0-9]+", "-", scenario.name))
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )
-    facts = {"stages": compute_times(before, after)} | compare_load(bench, outcome, rows, cold)
+    facts = {"stages": stages} | compare_load(bench, outcome, rows, cold)
     result = describe(scenario, outcome, classes, raw).model_copy(update=facts)
     bench.run.open.append(result)
     bench.save()

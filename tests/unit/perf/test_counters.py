@@ -16,6 +16,7 @@ from perf.observe import (
     parse_metrics,
     parse_statistics,
     read_samples,
+    read_times_since,
     sum_mib,
 )
 
@@ -76,6 +77,10 @@ def test_a_server_that_was_restarted_counts_from_zero():
     before = parse_statistics(later({"success": (10, 50_000_000)}, {"1": 10}))
     since_start = compute_times({}, parse_statistics(STATISTICS))["rank"]
     assert compute_times(before, parse_statistics(STATISTICS))["rank"] == since_start
+
+
+def test_a_server_that_is_gone_has_no_times_and_ends_no_measurement():
+    assert read_times_since(parse_statistics(STATISTICS), "127.0.0.1:9") == {}
 
 
 def test_nothing_in_between_is_nothing():
