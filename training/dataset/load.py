@@ -240,18 +240,23 @@ def _note_odd_rows(interactions: pd.DataFrame) -> list[str]:
 
 
 def _note_seen_before(interactions: pd.DataFrame) -> list[str]:
-    """Return a note where most positives come after a row of their user and item that is not positive."""
-    positive = interactions["positive"].to_numpy()
-    if positive.all():
-        return []
-    firsts = positive & ~find_repeats(interactions)
+    """Return notes where most positives repeat one of their user and item, or come after a row of both that is not positive."""
+    positive, repeats = interactions["positive"].to_numpy(), find_repeats(interactions)
+    notes = []
+    if repeats.sum() > MOST * positive.sum():
+        notes.append(
+            f"{repeats.sum():,} of {positive.sum():,} positives repeat an earlier one of their user and item. What users had "
+            "is not recommended to them again. If it should be, as in a grocery, set [pipeline] filter_seen = false"
+        )
+    firsts = positive & ~repeats
     seen_before = int(interactions.duplicated(["user_id", "item_id"]).to_numpy()[firsts].sum())
     if seen_before <= MOST * firsts.sum():
-        return []
+        return notes
     return [
+        *notes,
         f"{seen_before:,} of {firsts.sum():,} first positives of a user and an item come after another row of the two that is "
         "not positive, such as a view. Items of such rows count as seen, and are not recommended to their users. "
-        "Leave the rows out of the log, or set [pipeline] filter_seen = false"
+        "Leave the rows out of the log, or set [pipeline] filter_seen = false",
     ]
 
 

@@ -264,6 +264,15 @@ def test_a_log_whose_purchases_follow_views_is_told_in_the_report(shop, views, i
     ] * is_told
 
 
+@pytest.mark.parametrize(("weeks", "is_told"), [(3, True), (2, False)])
+def test_a_log_of_repeated_purchases_is_told_in_the_report(shop, weeks, is_told):
+    rows = [f"{user},1,2020-01-0{week + 1}" for week in range(weeks) for user in range(4)]
+    notes = load_dataset(shop(**{"events.csv": "\n".join(["customer,sku,time", *rows, ""])})).report.notes
+    assert [note.startswith("8 of 12 positives repeat an earlier one of their user and item") for note in notes] == [
+        True
+    ] * is_told
+
+
 def test_a_log_that_ends_in_the_future_is_told_in_the_report(shop):
     dataset = load_dataset(shop(**{"events.csv": "customer,sku,time\n1,1,1600000000\n1,1,32472144000\n"}))
     assert dataset.report.notes[0].startswith("the log ends on 2999-01-01, in the future")
