@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from server.start.lock import make_lock_folder
 from server.start.ports import LOOPBACK, Ports, choose_reachable_host
 from serving.contract.errors import ConfigError
 from serving.contract.locks import hold_lock
@@ -84,9 +85,7 @@ def _hold_state_lock(run_dir: Path, grpc_port: int) -> Iterator[Path]:
     """Hold a lock on a state file, which a command and the supervisor may change at the same time. Yield the file's path."""
     path = make_state_path(run_dir, grpc_port)
     path.parent.mkdir(parents=True, exist_ok=True)
-    locks = run_dir / "locks"
-    locks.mkdir(exist_ok=True)
-    with hold_lock(locks / path.with_suffix(".lock").name):
+    with hold_lock(make_lock_folder(run_dir) / f"{grpc_port}.lock"):
         yield path
 
 

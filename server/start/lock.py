@@ -11,12 +11,18 @@ from pathlib import Path
 from serving.contract.locks import try_lock
 
 
+def make_lock_folder(run_dir: Path) -> Path:
+    """Return the folder of a run folder's locks. Other users may not enter it: whoever can open a file can lock it for ever."""
+    folder = run_dir / "locks"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # it may be older than this rule
+    return folder
+
+
 @contextmanager
 def hold_start_lock(run_dir: Path, grpc_port: int) -> Iterator[None]:
     """Hold a lock on starting a server at this gRPC port. Print a line if another command holds it."""
-    path = run_dir / "servers" / f"{grpc_port}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with (make_lock_folder(run_dir) / f"{grpc_port}.start.lock").open("w") as file:
         if not try_lock(file.fileno()):
             print(f"waiting for another command that starts a server on gRPC port {grpc_port}", file=sys.stderr)
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)

@@ -8,7 +8,8 @@ this code, so machine code is cached by content, not by path: a new generation f
 function covers its own module, the modules with loops that it imports, and the constants that these import from elsewhere;
 editing any other file recompiles nothing. Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per
 module and key. For each module, the KEPT_FOLDERS that were used last are kept. Where the folder cannot be written or read, or
-its files are damaged or removed, a process compiles for itself, which costs seconds at its start.
+another user may have filled it, or its files are damaged or removed, a process compiles for itself, which costs seconds at its
+start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -36,6 +38,7 @@ THIS_MODULE = f"{PACKAGE.name}.loops.compiled"
 NAME = "recommender-loops"  # prefix of every entry in the cache root: one folder per module and key, and a lock per user
 OURS = re.compile(rf"{NAME}_(?P<module>[\w.]+)_[0-9a-f]{{16}}(_checked)?")
 KEPT_FOLDERS = 8  # per module
+FOLDER_MODE = 0o755  # whatever the umask
 
 
 def compiled(function: Callable, nogil: bool = True) -> Any:
@@ -110,7 +113,9 @@ class SharedCache(FunctionCache):
         """Write under a lock, because numba numbers its files without one. A failure is only a warning."""
         try:
             with cache_lock():
-                os.makedirs(self.cache_path, exist_ok=True)  # another process may have removed it since this one started
+                os.makedirs(
+                    self.cache_path, FOLDER_MODE, exist_ok=True
+                )  # another process may have removed it since this one started
                 write()
         except OSError as error:
             reason = error.strerror or error
@@ -138,12 +143,21 @@ def cache_lock() -> Iterator[None]:
 def prepare_folder(folder: str) -> bool:
     """Make the folder if it does not exist, and mark it as used. Return False where that is impossible.
 
+    Also where another user may have put files into it: code in them would run here. Root may, as for an image.
     After a new folder is made, the oldest ones are removed.
     """
     known = os.path.isdir(folder)
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, FOLDER_MODE, exist_ok=True)
+        facts = os.lstat(folder)
     except OSError:
+        return False
+    if stat.S_ISLNK(facts.st_mode) or facts.st_uid not in (0, os.getuid()) or facts.st_mode & stat.S_IWOTH:
+        warnings.warn(
+            f"Compiled code in {folder} is not used, because another user may have put it there: every start compiles it. "
+            "Choose another NUMBA_CACHE_DIR.",
+            stacklevel=2,
+        )
         return False
     with contextlib.suppress(OSError):  # another user's folder can neither be marked as used nor removed
         os.utime(folder)

@@ -142,6 +142,26 @@ def test_a_lock_of_another_user_stops_nobody(one, value, tmp_path):
     assert list(cache.rglob("*.nbc"))
 
 
+def replace_by_link(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to("elsewhere")
+
+
+def give_away(folder: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root may give a folder to another user")
+    os.chown(folder, 4242, 4242)
+
+
+@pytest.mark.parametrize("forge", [replace_by_link, give_away, lambda folder: folder.chmod(0o777)])
+def test_code_that_another_user_may_have_put_there_does_not_run(one, cache, value, forge):
+    (folder,) = cache.glob(f"{NAME}_*")
+    forge(folder)
+    again, said = run(one, cache)
+    assert again == [value, COMPILED]
+    assert "is not used, because another user may have put it there" in said
+
+
 def test_loops_run_where_nothing_can_be_written(one, value, tmp_path):
     (tmp_path / "file").touch()
     assert run(one, tmp_path / "file") == ([value, COMPILED], "")
