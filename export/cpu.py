@@ -75,6 +75,7 @@ def check_ranker_tables(repository: Path) -> Iterator[Finding]:
 CHECKS = (
     check.check_layout,
     check.check_path,
+    check.check_writers,
     check_run_folder,
     check.check_edges,
     check.check_versions,

@@ -17,7 +17,7 @@ from export.nvidia.precision.agreement import describe_disagreement
 from export.nvidia.publish import answer_recorded
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
-from repository.checks.check import check_names, check_record
+from repository.checks.check import check_names, check_record, check_writers
 from repository.checks.finding import Finding, count_errors
 from repository.checks.recorded import RECORDED_FILE, read_recorded
 from repository.triton import config_rules
@@ -222,6 +222,7 @@ CHECKS = (
     check_tensorrt,
     check_search,
     check_pickles,
+    check_writers,
     check_record,
     check_answers,
 )

@@ -6,6 +6,8 @@ Each check yields findings; an error means that tritonserver would refuse the re
 
 from __future__ import annotations
 
+import contextlib
+import stat
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from importlib import metadata
@@ -110,6 +112,21 @@ def check_path(repository: Path) -> Iterator[Finding]:
     """Check the repository's path itself: models do not start from some paths."""
     refuse_unservable_path(repository)
     yield from ()
+
+
+def check_writers(repository: Path) -> Iterator[Finding]:
+    """Check that other users may write nothing: what is in a repository runs with the rights of its server."""
+    writable = []
+    for path in (repository, *repository.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # an export may remove a generation meanwhile
+            mode = path.lstat().st_mode
+            if mode & stat.S_IWOTH and not stat.S_ISLNK(mode):
+                writable.append(path)
+    if writable:
+        more = f" and {len(writable) - 1:,} more" if len(writable) > 1 else ""
+        fact = f"Every user of the machine may write {writable[0]}{more}, and so run code as the server"
+        remedy = f"Look for files that are not yours, and run `chmod -R o-w {repository}`."
+        yield Finding("warning", str(repository), fact, remedy)
 
 
 def check_edges(repository: Path) -> Iterator[Finding]:

@@ -128,6 +128,16 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
     assert (tmp_path / "ran").exists()
 
 
+def test_a_repository_that_every_user_may_write_is_a_warning(repository):
+    (repository / "rank").chmod(0o777)
+    (repository / "recommend" / "config.pbtxt").chmod(0o666)
+    (found,) = check_repository(repository)
+    assert found.level == "warning"
+    assert "Every user of the machine may write" in found.fact
+    assert "and 1 more" in found.fact
+    assert found.remedy.endswith(f"`chmod -R o-w {repository}`.")
+
+
 def test_what_a_served_generation_does_without_is_a_warning(repository):
     """Another library, kept answers, and damage of a generation that is kept for a move back."""
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
