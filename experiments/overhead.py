@@ -202,11 +202,11 @@ def measure_copy(sides: Sides, copy: str) -> Values:
                 f"{copy} p50": one.latency.p50_ms,
                 f"{copy} rate, many": bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate,
             }
-        values = measure_breakdown(bench, copy, window_s, empty=copy.endswith(EMPTY)) | measure_at_peak(sides, copy)
-        if not copy.endswith(EMPTY):
-            values[f"{copy} rate, many"] = bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate
-            values |= measure_at_half(bench, copy, values[f"{copy} rate"])
-        return values
+        if copy.endswith(EMPTY):
+            return {f"{copy} p50": bench.measure_clients(1, window_s).latency.p50_ms} | measure_at_peak(sides, copy)
+        values = measure_breakdown(bench, copy, window_s) | measure_at_peak(sides, copy)
+        values[f"{copy} rate, many"] = bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate
+        return values | measure_at_half(bench, copy, values[f"{copy} rate"])
 
 
 def read_server_time(bench: Bench) -> ProcessorTime:
@@ -224,15 +224,14 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
 
 
 def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
-    """Return latency, errors, and how long an answer's work runs and waits for a core, with Poisson arrivals."""
+    """Return latency, errors, and the processor time of an answer, with Poisson arrivals."""
     before = read_server_time(bench)
     half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.draw_poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
     if half.latency is None:
         raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
     spent = read_server_time(bench).compute_per_answer(before, half.latency.count)
-    values = {"p50": half.latency.p50_ms, "p99": half.latency.p99_ms, "errors": half.error_share, "idle": half.idle_share}
-    values |= {"models us": spent.models_us, "models waited us": spent.models_waited_us}
-    values |= {"server us": spent.server_us, "server waited us": spent.server_waited_us}
+    values = {"p50": half.latency.p50_ms, "p99": half.latency.p99_ms, "errors": half.error_share}
+    values |= {"models us": spent.models_us, "server us": spent.server_us}
     return {f"{copy} half, {what}": value for what, value in values.items()}
 
 

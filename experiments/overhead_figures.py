@@ -11,10 +11,8 @@ round trip = stages + hand-over (to the model's process and back, arrays to tens
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -57,10 +55,7 @@ AT_HALF = {
     "p50": ("p50", "ms"),
     "p99": ("p99", "ms"),
     "models us": ("an answer's models run", "µs"),
-    "models waited us": ("an answer's models wait for a core", "µs"),
     "server us": ("an answer's server runs", "µs"),
-    "server waited us": ("an answer's server waits for a core", "µs"),
-    "idle": ("share of the cores that is idle", ""),
 }
 
 
@@ -103,7 +98,6 @@ def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bo
         make_figure("p50 of one client beyond in process", p50_ms - in_process, "ms", at_most=bounds.beyond_ms),
         make_figure("the same with no-op stages, plus the cold-cache cost", by_round[f"{empty} p50"] + cold_ms, "ms"),
         *(make_figure(f"one client, {part}", by_round[f"{layout} {part}"], "µs") for part in PARTS),
-        *(make_figure(f"one client of no-op stages, {part}", by_round[f"{empty} {part}"], "µs") for part in PARTS),
         make_figure("answers/s at the peak", rate, "/s"),
         make_figure("answers/s over in process", rate / by_round["in process rate"], at_least=bounds.share),
         make_figure("answers/s over in process in batches", rate / batches),
@@ -126,11 +120,11 @@ def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bo
     ]
 
 
-def measure_breakdown(bench: Bench, copy: str, window_s: float, empty: bool) -> Values:
-    """Measure one client for a while, and what the server and the models count meanwhile; no-op stages count nothing."""
-    before = {} if empty else read_settled(bench)
+def measure_breakdown(bench: Bench, copy: str, window_s: float) -> Values:
+    """Measure one client for a while, and what the server and the models count meanwhile."""
+    before = read_settled(bench)
     level = bench.measure_clients(1, window_s)
-    stages_us = 0.0 if empty else compute_stage_us(before, read_settled(bench))
+    stages_us = compute_stage_us(before, read_settled(bench))
     models = [times for name, times in level.stages.items() if name != ENSEMBLE or len(level.stages) == 1]
     round_trip_us, models_us = 1e3 * level.latency.mean_ms, sum(m.compute_infer_us for m in models)
     queue_us, copies_us = sum(m.queue_us for m in models), sum(m.compute_input_us + m.compute_output_us for m in models)
@@ -163,18 +157,14 @@ class PerAnswer(NamedTuple):
 
     server_us: float
     models_us: float
-    server_waited_us: float
-    models_waited_us: float
 
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Seconds since the server's processes started: running, and ready to run but waiting for a core (live threads only)."""
+    """Seconds that the server's processes ran."""
 
     server_s: float
     models_s: float
-    server_waited_s: float
-    models_waited_s: float
 
     def compute_per_answer(self, earlier: ProcessorTime, answers: int) -> PerAnswer:
         return PerAnswer(*(1e6 * (now - then) / answers for now, then in zip(astuple(self), astuple(earlier), strict=True)))
@@ -183,20 +173,10 @@ class ProcessorTime:
 def read_processor_time(tag: str) -> ProcessorTime:
     """Read it for the server with this tag; updaters of tables are left out, because they answer nothing."""
     kinds = ("tritonserver", STUB_NAME)
-    ran_s, waited_s = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
+    ran_s = dict.fromkeys(kinds, 0.0)
     for process in find_members(tag):
         kind = next((kind for kind in kinds if process.name().startswith(kind)), None)
         if kind:
             times = process.cpu_times()
             ran_s[kind] += times.user + times.system
-            waited_s[kind] += read_waited_s(process.pid)
-    return ProcessorTime(*(ran_s[kind] for kind in kinds), *(waited_s[kind] for kind in kinds))
-
-
-def read_waited_s(pid: int) -> float:
-    """Sum the second number of every thread's `schedstat` (Documentation/scheduler/sched-stats.rst)."""
-    waited_ns = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-            waited_ns += int(path.read_text().split()[1])
-    return waited_ns / 1e9
+    return ProcessorTime(*ran_s.values())

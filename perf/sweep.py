@@ -113,7 +113,6 @@ def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray
         unsent=outcome.unsent,
         send_late=Latency.of(outcome.send_late_ns),
         generator_cores=outcome.cpu_s / outcome.wall_s,
-        idle_share=outcome.idle_share,
         stages={},
         raw=raw,
     )

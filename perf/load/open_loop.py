@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import psutil
 
 from perf.load.unary import UnaryCalls
 from serving.contract.errors import ConfigError, ServerError
@@ -54,7 +53,6 @@ class Outcome:
     errors: Counter = field(default_factory=Counter)  # gRPC status and first words -> requests
     cpu_s: float = 0.0  # of the sending thread only; other threads watch the server
     wall_s: float = 0.0
-    idle_share: float = 0.0  # of all cores, during the load
 
     @classmethod
     def empty(cls, due_ns: np.ndarray) -> Outcome:
@@ -138,7 +136,6 @@ def send_all(
 ) -> None:
     """Send bodies[i] at due_ns[i], and fill `outcome`."""
     requests = [calls.encode_call(number, body) for number, body in enumerate(bodies)]
-    cpu_before = psutil.cpu_times()
     clock, cpu_s, start_ns, start_unix_s = time.perf_counter_ns, time.thread_time(), time.perf_counter_ns(), time.time()
 
     def receive(wait_ns: int) -> None:
@@ -167,8 +164,6 @@ def send_all(
         receive(int(DEADLINE_S * 1e9))
     receive(0)
     outcome.cpu_s, outcome.wall_s = time.thread_time() - cpu_s, (clock() - start_ns) / 1e9
-    cpu_times = np.subtract(psutil.cpu_times(), cpu_before)
-    outcome.idle_share = float(cpu_times[cpu_before._fields.index("idle")] / max(cpu_times.sum(), 1e-9))
 
 
 def measure_floor_ns(url: str) -> np.ndarray:

@@ -60,7 +60,6 @@ class Open(BaseModel, frozen=True):
     unsent: int  # due but never sent: no connection, flow control, or too many in flight; counted as errors
     send_late: Latency | None  # delay between due and sent: the generator's own
     generator_cores: float  # CPU time the generator took, in cores
-    idle_share: float  # of all cores during the load
     compared: int = 0  # answers to recorded requests; cold starts have no recorded answer
     differing_answers: str = ""  # the first difference from the recorded, in-process answers
     degraded: int = 0  # answers that say that they are

@@ -77,7 +77,6 @@ def open_loads(rng: np.random.Generator, folder: Path) -> list[Open]:
                 unsent=0,
                 send_late=latency,
                 generator_cores=0.1,
-                idle_share=0.2,
                 stages=STAGE_TIMES,
                 raw=raw,
             )
