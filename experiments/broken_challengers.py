@@ -1,6 +1,6 @@
 """Let broken challengers meet users of the simulated shop: how soon does the guard roll each back, and why?
 
-    python -m experiments.broken_challengers [--challengers 20]
+    python -m experiments.broken_challengers
 
 The champion is an export of what users took. Each challenger has one fault of experiments/shop_faults.py, in the code of a
 stage or in the feeds of the catalogue. Users visit through the gateway, and the guard looks after every LOOK_EVERY answers of
@@ -14,12 +14,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import numpy as np
 import pyarrow.compute as pc
-import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
@@ -44,12 +43,15 @@ SETTINGS = {
     "ranker": {"compression": "none"},
     "training": {"teachers": "one", "minutes": 1.5},
 }
+USERS, ITEMS = 1_500, 1_000
+DAYS, CHALLENGERS = 30, 20  # days that a challenger would serve if nobody stopped it
 LENGTH = 10  # items of a list
 EVENTS_PER_USER, LOG_DAYS = 30, 60  # of the log that the first generation learns from
 VISITS_PER_DAY = 1.0  # of each user
 SHARE = 0.5  # of the users, who meet a challenger
 LOOK_EVERY = 25  # answers of the challenger between two looks of the guard
 MOST_SEEN = 0.01  # share of its answers that a broken challenger may give; a harmless one is tried for twice as many
+PLANNED = int(DAYS * VISITS_PER_DAY * USERS * SHARE)  # answers of a challenger that nobody stops
 FLUSHED_S = 30.0  # the gateway writes its exposures every ten
 GATEWAY_SETTINGS = "deadline_ms = 2_000\n"
 console = Console(stderr=True, width=130, soft_wrap=True)
@@ -112,29 +114,24 @@ def wait_for_answers(served: Served, experiment: Experiment, count: int) -> int:
         time.sleep(0.5)
 
 
-def try_broken(
-    front: Storefront, dataset: Dataset, scratch: Path, count: int, planned: int, rng: np.random.Generator
-) -> list[Figure]:
-    """Try `count` broken challengers, each fault about as often as the others.
+def try_broken(front: Storefront, dataset: Dataset, scratch: Path, rng: np.random.Generator) -> list[Figure]:
+    """Try CHALLENGERS broken challengers, each fault about as often as the others.
 
     Each is published just before its trial, because a repository keeps few generations.
-    planned: answers that a challenger gives if nobody stops it
     """
     outcomes: dict[str, list[Outcome]] = {}
-    for name, numbers in zip(FAULTS, np.array_split(np.arange(count), len(FAULTS)), strict=True):
-        if not len(numbers):
-            continue
+    for name, numbers in zip(FAULTS, np.array_split(np.arange(CHALLENGERS), len(FAULTS)), strict=True):
         say(f"a broken generation: {name}")
         broken, outcomes[name] = publish_broken(dataset, scratch, front.served.repo, name), []
         for number in numbers:
-            ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), planned, rng)
+            ended, answers = front.try_out(Experiment(f"broken {number}", 0, broken, SHARE, promotes=True), PLANNED, rng)
             say(f"broken challenger {number + 1} ({name}) {describe(ended)} after {answers} answers")
             outcomes[name].append((ended, answers))
-    return make_figures(outcomes, planned)
+    return make_figures(outcomes, PLANNED)
 
 
 def make_figures(outcomes: dict[str, list[Outcome]], planned: int) -> list[Figure]:
-    """Return the figures of broken challengers. outcomes: fault -> outcome of each challenger; planned: as in `try_broken`"""
+    """Return the figures of broken challengers. outcomes: fault -> outcome of each; planned: answers of one that goes on"""
     all_outcomes = [outcome for tried in outcomes.values() for outcome in tried]
     shares = [answers / planned if ended and ended.state == "rolled back" else 1.0 for ended, answers in all_outcomes]
     return [
@@ -152,19 +149,14 @@ def make_figures(outcomes: dict[str, list[Outcome]], planned: int) -> list[Figur
     ]
 
 
-def try_harmless(front: Storefront, same: int, planned: int, rng: np.random.Generator) -> list[Figure]:
-    """Try a challenger with the models of the champion. same: its generation; planned: as in `try_broken`"""
-    ended, answers = front.try_out(Experiment("harmless", 0, same, SHARE, promotes=True), int(2 * MOST_SEEN * planned), rng)
+def try_harmless(front: Storefront, same: int, rng: np.random.Generator) -> list[Figure]:
+    """Try a challenger with the models of the champion. same: its generation"""
+    ended, answers = front.try_out(Experiment("harmless", 0, same, SHARE, promotes=True), int(2 * MOST_SEEN * PLANNED), rng)
     say(f"a harmless challenger {describe(ended)} after {answers} answers")
     return [
         Figure(name="answers of a harmless challenger", values=[answers]),
         Figure(name="harmless challengers that were ended", values=[ended is not None], at_most=0),
     ]
-
-
-def count_planned(world: World, days: int) -> int:
-    """Return how many answers a challenger gives in some days if nobody stops it."""
-    return int(days * VISITS_PER_DAY * len(world.user_ids) * SHARE)
 
 
 def describe(ended: Experiment | None) -> str:
@@ -194,12 +186,12 @@ def publish_again(scratch: Path, repo: Path) -> int:
     return relayout(copy, repo, "ensemble")
 
 
-def measure(n_users: int, n_items: int, days: int, challengers: int) -> list[Figure]:
+def measure() -> list[Figure]:
     rng = np.random.default_rng(0)
-    world = World(n_users, n_items, rng)
+    world = World(USERS, ITEMS, rng)
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        dataset = world.write_log(scratch / "data", EVENTS_PER_USER * n_users, LOG_DAYS, int(time.time()))
+        dataset = world.write_log(scratch / "data", EVENTS_PER_USER * USERS, LOG_DAYS, int(time.time()))
         repo = scratch / "repository"
         build_repository(dataset, repo, Settings.model_validate(SETTINGS), console)
         with (
@@ -207,22 +199,15 @@ def measure(n_users: int, n_items: int, days: int, challengers: int) -> list[Fig
             httpx.Client(base_url=f"http://127.0.0.1:{served.port}", timeout=60) as http,
         ):
             front = Storefront(world, served, http)
-            planned = count_planned(world, days)
-            figures = try_harmless(front, publish_again(scratch, repo), planned, rng)
-            return figures + try_broken(front, dataset, scratch, challengers, planned, rng)
+            figures = try_harmless(front, publish_again(scratch, repo), rng)
+            return figures + try_broken(front, dataset, scratch, rng)
 
 
-def main(
-    users: Annotated[int, typer.Option(min=100)] = 1_500,
-    items: Annotated[int, typer.Option(min=100)] = 1_000,
-    days: Annotated[int, typer.Option(min=1, help="days that a challenger would serve if nobody stopped it")] = 30,
-    challengers: Annotated[int, typer.Option(min=1)] = 20,
-    results: ResultsFolder = RESULTS,
-) -> None:
+def main(results: ResultsFolder = RESULTS) -> None:
     """Measure how soon the guard rolls broken challengers back, in half an hour. Exit code 1 when it is too late."""
-    machine, figures = read_machine(), measure(users, items, days, challengers)
+    machine, figures = read_machine(), measure()
     conditions = (
-        f"{users:,} users, {items:,} items; challengers meet {SHARE:.0%} of the users, and would give {days} days' answers of "
+        f"{USERS:,} users, {ITEMS:,} items; challengers meet {SHARE:.0%} of the users, and would give {DAYS} days' answers of "
         f"{VISITS_PER_DAY:g} visit a user if nobody stopped them; the guard looks after every {LOOK_EVERY} of them"
     )
     options = f"--users {users} --items {items} --days {days} --challengers {challengers}"

@@ -1,6 +1,6 @@
 """Run a simulated shop against the real server: does it learn by itself, and are better generations found out?
 
-    python -m experiments.simulated_shop [--days 30]
+    python -m experiments.simulated_shop
 
 Users have tastes that change (experiments/shop_world.py). The models know of them only what users take. Lists come from a
 tritonserver, events go to it with simulated times. `export follow` trains a generation every week, and two simulated hours
@@ -22,22 +22,23 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 import numpy as np
-import typer
 
 from experiments.broken_challengers import (
+    DAYS,
     EVENTS_PER_USER,
     GATEWAY_SETTINGS,
+    ITEMS,
     LENGTH,
     LOG_DAYS,
+    PLANNED,
     SETTINGS,
+    USERS,
     VISITS_PER_DAY,
     Storefront,
     console,
-    count_planned,
     describe,
     publish,
     say,
@@ -112,11 +113,11 @@ class Shop:
         return done
 
 
-def trade_for_days(shop: Shop, dataset: Dataset, days: int, rng: np.random.Generator) -> list[Figure]:
+def trade_for_days(shop: Shop, dataset: Dataset, rng: np.random.Generator) -> list[Figure]:
     """Let the days pass, with a change of taste in the middle. Return the figures of learning."""
-    changes_on, first = days // 2, shop.measure_quality()
+    changes_on, first = DAYS // 2, shop.measure_quality()
     rounds: list[Round] = []
-    for day in range(days):
+    for day in range(DAYS):
         if day == changes_on:
             before = shop.measure_quality()
             shop.world.change_tastes(CHANGED)
@@ -166,7 +167,7 @@ def compare_with_parts(shop: Shop, dataset: Dataset, scratch: Path, rng: np.rand
     ]
 
 
-def try_better(world: World, repo: Path, weak: Path, days: int, rng: np.random.Generator) -> list[Figure]:
+def try_better(world: World, repo: Path, weak: Path, rng: np.random.Generator) -> list[Figure]:
     """Let the pinned generation of `repo` challenge the weak one of another repository."""
     good = relayout(repo, weak, "ensemble")
     with (
@@ -175,7 +176,7 @@ def try_better(world: World, repo: Path, weak: Path, days: int, rng: np.random.G
     ):
         control.activate(served.state, 1, served.run_dir)
         front = Storefront(world, served, http)
-        ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), count_planned(world, days), rng)
+        ended, answers = front.try_out(Experiment("better", 0, good, 0.5, promotes=True), PLANNED, rng)
     say(f"better challenger {describe(ended)} after {answers} answers")
     return [
         Figure(name="the guard promotes a better challenger", values=[bool(ended and ended.state == "promoted")], at_least=1),
@@ -183,13 +184,13 @@ def try_better(world: World, repo: Path, weak: Path, days: int, rng: np.random.G
     ]
 
 
-def measure(n_users: int, n_items: int, days: int) -> list[Figure]:
+def measure() -> list[Figure]:
     rng = np.random.default_rng(0)
-    world = World(n_users, n_items, rng)
-    begins_s = time.time() - (days + 1) * DAY_S
+    world = World(USERS, ITEMS, rng)
+    begins_s = time.time() - (DAYS + 1) * DAY_S
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        dataset = world.write_log(scratch / "data", EVENTS_PER_USER * n_users, LOG_DAYS, int(begins_s))
+        dataset = world.write_log(scratch / "data", EVENTS_PER_USER * USERS, LOG_DAYS, int(begins_s))
         repo = scratch / "repository"
         say("the first generation")
         build_repository(dataset, repo, Settings.model_validate(SETTINGS), console)
@@ -197,28 +198,22 @@ def measure(n_users: int, n_items: int, days: int) -> list[Figure]:
             serve_with_gateway(repo, GATEWAY_SETTINGS, run_dir=RUN_DIR) as served,
             Recommender(served.grpc_url, timeouts=60.0) as asked,
         ):
-            had = np.zeros((n_users, n_items), bool)
+            had = np.zeros((USERS, ITEMS), bool)
             log = dataset.interactions
             had[log["user_id"].to_numpy() - 1, log["item_id"].to_numpy() - 1] = True
             shop = Shop(world, served, asked, had, begins_s)
             figures = compare_with_parts(shop, dataset, scratch, rng)
-            figures += trade_for_days(shop, dataset, days, rng)
+            figures += trade_for_days(shop, dataset, rng)
             figures.append(count_false_alarms(compute_clicked(world, shop.rank_lists()), RUNS, rng))
-        figures += try_better(world, repo, scratch / WEAK, days, rng)
+        figures += try_better(world, repo, scratch / WEAK, rng)
     return figures
 
 
-def main(
-    users: Annotated[int, typer.Option(min=100)] = 1_500,
-    items: Annotated[int, typer.Option(min=100)] = 1_000,
-    days: Annotated[int, typer.Option(min=2)] = 30,
-    results: ResultsFolder = RESULTS,
-) -> None:
+def main(results: ResultsFolder = RESULTS) -> None:
     """Run the simulated shop. Exit code 1 when a bound is missed. Takes less than an hour."""
-    machine = read_machine()
-    figures = measure(users, items, days)
+    machine, figures = read_machine(), measure()
     conditions = (
-        f"{users:,} users, {items:,} items, {days} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
+        f"{USERS:,} users, {ITEMS:,} items, {DAYS} days of {VISITS_PER_DAY:g} visit a user, {VISITS_IN_SALE:g} in the "
         f"{SALE_HOURS} hours after {CHANGED:.0%} of the users changed their taste, kept for "
         f"{TASTE_DAYS:g} days otherwise; requests of A/A, A/B and interleaved tests are drawn from the chances of clicks, "
         "without server, gateway, log or guard"
