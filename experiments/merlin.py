@@ -67,7 +67,8 @@ BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
     BEST: {"ensemble": (1, 1.8), "fused": (1, 3.0)},
 }
 COMPARED_USERS = 16
-SLOW_WINDOW_S = 4.0  # of perf_analyzer, for variants that answer a few requests a second
+WINDOW_S = 1.5  # of perf_analyzer, which takes three per level
+SLOW_WINDOW_S = 4.0  # for variants that answer a few requests a second
 console = Console(stderr=True, width=120)
 
 
@@ -105,7 +106,6 @@ def main(
     ] = RUN_DIR / "merlin" / "reference",
     data: Annotated[str, typer.Option(help="data set of both")] = "synthetic:reference",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.5,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Compare with merlin-systems 23.8: same server, users and client. Exit code 1 when a bound is missed or answers differ."""
@@ -119,7 +119,7 @@ def main(
     repositories = make_repositories(repo, dataset, WORK)
     with (
         progress(len(repositories) * (rounds + 1)) as step,
-        serve_contenders(repositories, read_specs(repo, generation)[ENSEMBLE], user_ids, window_s) as contenders,
+        serve_contenders(repositories, read_specs(repo, generation)[ENSEMBLE], user_ids) as contenders,
     ):
         differing = compare_contenders(contenders, user_ids[:COMPARED_USERS])
         figures = measure(contenders, rounds, step)
@@ -157,9 +157,7 @@ def make_repositories(repo: Path, dataset: Dataset, work: Path) -> dict[str, Pat
 
 
 @contextlib.contextmanager
-def serve_contenders(
-    repositories: dict[str, Path], recommend: ModelSpec, user_ids: np.ndarray, window_s: float
-) -> Iterator[list[Contender]]:
+def serve_contenders(repositories: dict[str, Path], recommend: ModelSpec, user_ids: np.ndarray) -> Iterator[list[Contender]]:
     """Serve all of them. Each is suspended except during its turns. user_ids: int64 [N, 1] of the requests"""
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="merlin-")))
@@ -169,7 +167,7 @@ def serve_contenders(
             spec = recommend if name in LAYOUTS else make_baseline_spec()
             input_data = folder / f"{spec.name}.json"
             write_analyzer_json(input_data, spec, spec.fill_optional(len(user_ids)) | {"user_id": user_ids})
-            window = window_s if name in (*LAYOUTS, BEST) else max(window_s, SLOW_WINDOW_S)
+            window = WINDOW_S if name in (*LAYOUTS, BEST) else SLOW_WINDOW_S
             turns = running.enter_context(take_turns(state.tag))
             contenders.append(Contender(name, state, turns, spec, input_data, window))
         yield contenders

@@ -50,6 +50,7 @@ UNBATCHED, EMPTY = "-unbatched", "-empty"  # a copy is named by its layout and o
 EMPTY_MODEL = Path(__file__).with_name("empty_model.py")
 MANY_CLIENTS = 32
 OPEN_S = 5.0
+WINDOW_S = 1.0  # perf_analyzer takes three per level
 ROWS = 1_000
 
 Step = Callable[[str], None]
@@ -64,21 +65,19 @@ class Sides:
     workers: InProcess
     batch: int  # with the highest in-process rate
     peak_clients: dict[str, int]  # by name of the copy
-    window_s: float
 
 
 def main(
     repo: Annotated[Path, typer.Option(help="the model repository")] = Path("model_repository"),
     candidates: Annotated[int | None, typer.Option(help="another C than the export's", min=20)] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Measure what serving costs beyond the stages. Exit code 1 when a bound is missed or answers differ."""
     require_comparable(repo)
     machine = read_machine()
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch, progress(1 + 10 + 7 * rounds) as step:
-        figures, c, differing = measure(repo, Path(scratch), candidates, rounds, window_s, step)
+        figures, c, differing = measure(repo, Path(scratch), candidates, rounds, step)
     finish(
         f"overhead-{c}",
         f"What serving adds to the stages, C = {c:,}",
@@ -91,7 +90,7 @@ def main(
     )
 
 
-def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, window_s: float, step: Step):
+def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, step: Step):
     """Return the figures, their C, and what differs between the answers ("" when nothing does)."""
     step("laying the repository out")
     c = lay_out(repo, scratch, candidates)
@@ -99,8 +98,8 @@ def measure(repo: Path, scratch: Path, candidates: int | None, rounds: int, wind
     peak_clients, memory_mib = {}, {}
     for copy in (layout + kind for layout in LAYOUTS for kind in ("", EMPTY)):
         step(f"{copy}: peak and memory")
-        peak_clients[copy], memory_mib[copy] = measure_peak_alone(scratch, copy, window_s)
-    with serve_sides(scratch, peak_clients, window_s, step) as sides:
+        peak_clients[copy], memory_mib[copy] = measure_peak_alone(scratch, copy)
+    with serve_sides(scratch, peak_clients, step) as sides:
         differing = compare_answers(sides)
         tasks = {"in process": partial(measure_in_process, sides)}
         for copy in sides.benches:
@@ -149,16 +148,16 @@ def make_bench(server: TritonServer) -> Bench:
     return new_bench(replace(site, repo=site.repo.with_name(name.partition(EMPTY)[0])), name, site.repo.parent / "raw" / name)
 
 
-def measure_peak_alone(scratch: Path, copy: str, window_s: float) -> tuple[int, float]:
+def measure_peak_alone(scratch: Path, copy: str) -> tuple[int, float]:
     """Return the number of clients with the most answers/s, and the peak memory in MiB; no other server runs."""
     with own_server(scratch / copy) as server, PeakMemory(server.state.tag) as memory:
         bench = make_bench(server)
-        rates = {clients: bench.measure_clients(clients, window_s).achieved_rate for clients in PEAK_CLIENTS}
+        rates = {clients: bench.measure_clients(clients, WINDOW_S).achieved_rate for clients in PEAK_CLIENTS}
     return max(rates, key=rates.__getitem__), sum_mib(memory.peak)
 
 
 @contextlib.contextmanager
-def serve_sides(scratch: Path, peak_clients: dict[str, int], window_s: float, step: Step) -> Iterator[Sides]:
+def serve_sides(scratch: Path, peak_clients: dict[str, int], step: Step) -> Iterator[Sides]:
     with contextlib.ExitStack() as running:
         benches, turns = {}, {}
         for copy in (layout + kind for kind in ("", UNBATCHED, EMPTY) for layout in LAYOUTS):
@@ -170,7 +169,7 @@ def serve_sides(scratch: Path, peak_clients: dict[str, int], window_s: float, st
         rows = draw(first.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))
         workers = running.enter_context(InProcess(first.site.repo, first.site.generation, rows, workers=cores))
-        yield Sides(benches, turns, workers, workers.find_best_batch(window_s), peak_clients, window_s)
+        yield Sides(benches, turns, workers, workers.find_best_batch(WINDOW_S), peak_clients)
 
 
 def compare_answers(sides: Sides) -> str:
@@ -184,28 +183,28 @@ def compare_answers(sides: Sides) -> str:
 
 
 def measure_in_process(sides: Sides) -> Values:
-    workers, window_s = sides.workers, sides.window_s
+    workers = sides.workers
     return {
-        "in process p50": workers.measure(1, window_s, workers=1).p50_ms,
-        "in process p50, paused": workers.measure(1, window_s, workers=1, pause_s=PAUSE_S).p50_ms,
-        "in process rate": workers.measure(1, 2 * window_s).rate,
-        "in process rate, batches": workers.measure(sides.batch, 2 * window_s).rate,
+        "in process p50": workers.measure(1, WINDOW_S, workers=1).p50_ms,
+        "in process p50, paused": workers.measure(1, WINDOW_S, workers=1, pause_s=PAUSE_S).p50_ms,
+        "in process rate": workers.measure(1, 2 * WINDOW_S).rate,
+        "in process rate, batches": workers.measure(sides.batch, 2 * WINDOW_S).rate,
     }
 
 
 def measure_copy(sides: Sides, copy: str) -> Values:
-    bench, window_s = sides.benches[copy], sides.window_s
+    bench = sides.benches[copy]
     with sides.turns[copy].turn():
         if copy.endswith(UNBATCHED):
-            one = bench.measure_clients(1, window_s)
+            one = bench.measure_clients(1, WINDOW_S)
             return {
                 f"{copy} p50": one.latency.p50_ms,
-                f"{copy} rate, many": bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate,
+                f"{copy} rate, many": bench.measure_clients(MANY_CLIENTS, WINDOW_S).achieved_rate,
             }
         if copy.endswith(EMPTY):
-            return {f"{copy} p50": bench.measure_clients(1, window_s).latency.p50_ms} | measure_at_peak(sides, copy)
-        values = measure_breakdown(bench, copy, window_s) | measure_at_peak(sides, copy)
-        values[f"{copy} rate, many"] = bench.measure_clients(MANY_CLIENTS, window_s).achieved_rate
+            return {f"{copy} p50": bench.measure_clients(1, WINDOW_S).latency.p50_ms} | measure_at_peak(sides, copy)
+        values = measure_breakdown(bench, copy, WINDOW_S) | measure_at_peak(sides, copy)
+        values[f"{copy} rate, many"] = bench.measure_clients(MANY_CLIENTS, WINDOW_S).achieved_rate
         return values | measure_at_half(bench, copy, values[f"{copy} rate"])
 
 
@@ -218,7 +217,7 @@ def measure_at_peak(sides: Sides, copy: str) -> Values:
     """Return answers/s and the processor time of one answer."""
     bench = sides.benches[copy]
     before = read_server_time(bench)
-    level = bench.measure_clients(sides.peak_clients[copy], sides.window_s)
+    level = bench.measure_clients(sides.peak_clients[copy], WINDOW_S)
     spent = read_server_time(bench).compute_per_answer(before, level.stages[ENSEMBLE].requests)
     return {f"{copy} rate": level.achieved_rate, f"{copy} server us": spent.server_us, f"{copy} models us": spent.models_us}
 

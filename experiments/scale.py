@@ -37,7 +37,7 @@ from serving.contract.errors import ExportError
 DATA = "synthetic:users=1_000_000,items=1_000_000,events=20_000_000"
 MOST_MINUTES = {DATA: 90.0, "online-retail": 6.0}  # bounds, by data set
 MOST_GB, MOST_OVER_SMALL = 14.0, 1.5
-SAMPLE_EVERY_S = 0.5
+SAMPLE_EVERY_S, WINDOW_S = 0.5, 1.5  # of memory; of latencies, of which perf_analyzer takes three
 PHASE = re.compile(r"^ *\d+ s  (?P<name>\S+) +(?P<seconds>\d+) s  ")  # export/progress.py
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -128,7 +128,6 @@ def serve_command(
     repo: Repo = Path(".run/scale"),
     beside: Annotated[Path, typer.Option(help="the small repository")] = Path("model_repository"),
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three")] = 1.5,
     results: ResultsFolder = RESULTS,
 ) -> None:
     """Serve both in turns: latency of one client, and memory of every process. Exit code 1 when a bound is missed."""
@@ -139,7 +138,7 @@ def serve_command(
         for name, own in repositories.items():
             state = running.enter_context(own_server(own)).state
             bench, tags[name] = new_bench(read_site(state), name, folder / name), state.tag
-            tasks[name] = partial(measure_latency, bench, running.enter_context(take_turns(state.tag)), window_s)
+            tasks[name] = partial(measure_latency, bench, running.enter_context(take_turns(state.tag)))
         values = run_in_turns(tasks, rounds)
         memory_mib = {name: measure_memory(tag) for name, tag in tags.items()}
     command = f"python -m experiments.scale serve --repo {repo} --beside {beside}"
@@ -148,10 +147,10 @@ def serve_command(
     finish("scale-serve", "A large shop served beside a small one", command, conditions, figures, results, machine)
 
 
-def measure_latency(bench: Bench, turns: Turns, window_s: float) -> dict[str, float]:
+def measure_latency(bench: Bench, turns: Turns) -> dict[str, float]:
     """Return p50 and p99 of one client, whose requests are like those of the repository's own users."""
     with turns.turn():
-        latency = bench.measure_clients(1, window_s).latency
+        latency = bench.measure_clients(1, WINDOW_S).latency
     return {f"{bench.run.label}: p50": latency.p50_ms, f"{bench.run.label}: p99": latency.p99_ms}
 
 
