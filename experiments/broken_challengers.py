@@ -210,8 +210,7 @@ def main(results: ResultsFolder = RESULTS) -> None:
         f"{USERS:,} users, {ITEMS:,} items; challengers meet {SHARE:.0%} of the users, and would give {DAYS} days' answers of "
         f"{VISITS_PER_DAY:g} visit a user if nobody stopped them; the guard looks after every {LOOK_EVERY} of them"
     )
-    options = f"--users {users} --items {items} --days {days} --challengers {challengers}"
-    command = f"python -m experiments.broken_challengers {options}"
+    command = "python -m experiments.broken_challengers"
     finish("broken-challengers", "Broken challengers", command, conditions, figures, results, machine)
 
 

@@ -81,7 +81,7 @@ def main(
     finish(
         f"overhead-{c}",
         f"What serving adds to the stages, C = {c:,}",
-        f"python -m experiments.overhead --repo {repo} --candidates {c} --rounds {rounds} --window-s {window_s:g}",
+        f"python -m experiments.overhead --repo {repo} --candidates {c} --rounds {rounds}",
         f"{repo.name}, {rounds} rounds in turns, load generator on the same machine",
         figures,
         results,

@@ -218,7 +218,7 @@ def main(results: ResultsFolder = RESULTS) -> None:
         f"{TASTE_DAYS:g} days otherwise; requests of A/A, A/B and interleaved tests are drawn from the chances of clicks, "
         "without server, gateway, log or guard"
     )
-    command = f"python -m experiments.simulated_shop --users {users} --items {items} --days {days}"
+    command = "python -m experiments.simulated_shop"
     finish("simulated-shop", "A simulated shop", command, conditions, figures, results, machine)
 
 
