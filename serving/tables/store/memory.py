@@ -158,6 +158,14 @@ class SharedFolder:
             pass
         self.close = weakref.finalize(self, leave, self._users, self.path)  # at interpreter exit at the latest
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether processes that open this arena from now on share its rows; False once somebody removed the folder."""
+        try:
+            return os.path.samestat(os.fstat(self._users.fileno()), os.stat(self.path / USERS_FILE))
+        except FileNotFoundError:
+            return False
+
     def _enter(self) -> bool:
         """Register as a user. Return False when the last user removed the folder meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +181,7 @@ class SharedFolder:
                 )
             self._users = open(self.path / USERS_FILE, "wb")  # noqa: SIM115 - its lock marks this process as a user
             fcntl.flock(self._users, fcntl.LOCK_SH)
-            return os.path.samestat(os.fstat(self._users.fileno()), os.stat(self.path / USERS_FILE))
+            return self.is_in_place
         except FileNotFoundError:
             return False
 

@@ -187,6 +187,11 @@ class Applier:
             store.lose()
 
     @property
+    def reaches_new_instances(self) -> bool:
+        """Whether instances that start from now on share the memory that this writes; not once somebody removed its folder."""
+        return self._folder.is_in_place
+
+    @property
     def l3_open(self) -> bool:
         """Whether RocksDB is open and accepts rows; True without RocksDB."""
         return self.rocksdb is None or (self.rocksdb.level.store is not None and not self.lost_rows)

@@ -65,6 +65,7 @@ class Updater:
         self._assigned_at_s = -TOPICS_EVERY_S
         self._collected_at_s = 0.0
         self._uncommitted = 0  # batches
+        self._is_removed = False  # the folder of shared memory, and the log says so
         self._tables = {name_topic(config.model, table): table for table in self.applier.shared}
         self._held: list[Message] = []  # the first part of a batch that must be applied as a whole
         self._seen: dict[
@@ -109,6 +110,7 @@ class Updater:
         The group has one member: assigning by hand saves a restarted updater the wait for its predecessor's session.
         """
         self._assigned_at_s = time.monotonic()
+        self._warn_of_removal()
         try:
             present = self._find_partitions()
             if present and (present != self._assigned or self.applier.lost_rows or self._has_shrunk()):
@@ -124,6 +126,17 @@ class Updater:
         self._publish(BROKER_DOWN, 0)
         if self._assigned:
             self.applier.check_redis()
+
+    def _warn_of_removal(self) -> None:
+        """Say once that the shared memory was removed while it is in use, so that instances which start now get no updates."""
+        if self._is_removed or self.applier.reaches_new_instances:
+            return
+        self._is_removed = True
+        log.error(
+            "%s was removed while processes used it, as systemd-logind does when a user logs out (RemoveIPC). Instances that "
+            "start from now on get no updates of rows. Stop the server and start it again.",
+            self.applier.path,
+        )
 
     def _find_partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics

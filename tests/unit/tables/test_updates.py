@@ -319,6 +319,16 @@ def test_messages_that_the_broker_removed_unread_are_counted(broker, followed, i
     process.join()
 
 
+def test_the_log_says_that_the_shared_memory_was_removed(followed, instances, publish, caplog):
+    """Only the processes that have it open still see updates."""
+    tiers = instances()
+    with updating(followed) as updater:
+        shutil.rmtree(updater.applier.path)
+        until(lambda: "was removed while processes used it" in caplog.text)
+        publish(KEYS, 1)
+        until(lambda: holds_version(tiers, KEYS, 1))
+
+
 def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):
     broker = MockBroker()
     broker.create("hps_et.rank.items")
