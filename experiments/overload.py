@@ -79,12 +79,14 @@ def measure_overload(
     due_s = draw_due_s(factor * peak, seconds, rng)
     requests, is_high = make_requests(served, len(due_s), deadline_ms, rng)
     answers = uvloop.run(send_open_loop(served.port, requests, due_s))
-    high = Answers(answers.latency_s[is_high], answers.status[is_high], answers.degraded[is_high])
+    high = answers.select(is_high)
+    sent_late_s = answers.sent_late_s[~np.isnan(answers.sent_late_s)]
     return {
         "goodput over peak": answers.find_good(SLO_S).sum() / due_s[-1] / peak,
         "p99 of accepted": compute_percentile_ms(answers.select_accepted_s(), 99),
         "p99 of accepted, high priority": compute_percentile_ms(high.select_accepted_s(), 99),
         "share of high priority accepted": len(high.select_accepted_s()) / max(len(high.status), 1),
+        "sent late, such as for want of a free connection: p99": compute_percentile_ms(sent_late_s, 99),
         "without any answer": float((answers.status != 200).sum()),
         "recovered after": measure_recovery(served, rng),
     }
@@ -146,9 +148,14 @@ def make_figures(load: str, values: dict[str, float], idle_ms: float) -> list[Fi
         "without any answer": {"at_most": 0.0},
         "recovered after": {"at_most": 2.0},
     }
-    units = {"p99 of accepted": "ms", "p99 of accepted, high priority": "ms", "recovered after": "s"}
+    units = {"recovered after": "s"}
     return [
-        Figure(name=f"{load}: {name}", values=[value], unit=units.get(name, ""), **bounds.get(name, {}))
+        Figure(
+            name=f"{load}: {name}",
+            values=[value],
+            unit=units.get(name, "ms" if "p99" in name else ""),
+            **bounds.get(name, {}),
+        )
         for name, value in values.items()
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,15 +25,21 @@ class Answers:
     """One entry per request. latency_s: from the due instant, NaN without an answer; status: of HTTP, 0 without an answer
 
     degraded: whether it was answered with popular items
+    sent_late_s: from the due instant until it left, NaN if it did not. It waits where the sender is late, and for a connection
     """
 
     latency_s: np.ndarray
     status: np.ndarray
     degraded: np.ndarray
+    sent_late_s: np.ndarray
 
     @classmethod
     def empty(cls, count: int) -> Answers:
-        return cls(np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, bool))
+        return cls(np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, bool), np.full(count, np.nan))
+
+    def select(self, chosen: np.ndarray) -> Answers:
+        """Return some of the entries. chosen: bool [N]"""
+        return Answers(self.latency_s[chosen], self.status[chosen], self.degraded[chosen], self.sent_late_s[chosen])
 
     def find_good(self, within_s: float) -> np.ndarray:
         """Return bool [N]: recommendations of the server, in time."""
@@ -101,13 +107,14 @@ class Connections:
         for _ in range(most):
             self._free.put_nowait(None)
 
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
+    async def ask(self, request: bytes, on_sent: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
         """Send a request. Return (status, body). Raises OSError or TimeoutError."""
         connection, answered = await self._free.get(), False
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if connection is None or not connection.is_open:
                     _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self._port)
+                on_sent()
                 answer = await connection.ask(request)
                 answered = True
                 return answer
@@ -133,8 +140,11 @@ def encode_get(path: str, **headers: str) -> bytes:
 
 
 async def _ask_one(connections: Connections, request: bytes, index: int, due_s: float, answers: Answers) -> None:
+    def note_sent() -> None:
+        answers.sent_late_s[index] = time.perf_counter() - due_s
+
     try:
-        status, body = await connections.ask(request)
+        status, body = await connections.ask(request, note_sent)
     except (OSError, TimeoutError):
         return
     answers.latency_s[index] = time.perf_counter() - due_s
@@ -145,7 +155,7 @@ async def _ask_one(connections: Connections, request: bytes, index: int, due_s: 
 
 async def send_open_loop(port: int, requests: Sequence[bytes], due_s: np.ndarray) -> Answers:
     """Send requests[i] at due_s[i] seconds from now, float64 [N] ascending, whether or not others were answered."""
-    connections, answers, tasks = Connections(port), Answers.empty(len(requests)), []
+    connections, answers, tasks = Connections(port, CONNECTIONS), Answers.empty(len(requests)), []
     start_s = time.perf_counter()
     for index, (request, due) in enumerate(zip(requests, start_s + due_s, strict=True)):
         if (wait_s := due - time.perf_counter()) > 0:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+import threading
+import time
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from experiments import broken_challengers, gateway_soak, overload, recovery
+from experiments import broken_challengers, gateway_soak, overload, recovery, rest_load
 from experiments.fault_load import ACCEPTED, FULL, POPULAR, Seen
 from experiments.faults import FAULTS
 from experiments.served import publish_with_half
@@ -38,6 +42,28 @@ def test_bounds_under_load_hold_at_the_peak_too():
     assert [figure.unit for figure in figures] == ["", "ms", "ms", "", "", "s"]
     bounded = (name for name in values if name != "share of high priority accepted")
     assert list_missed(figures) == [f"1 times the peak: {name}" for name in bounded]
+
+
+def test_a_load_that_its_sender_holds_back_is_told(monkeypatch):
+    """Four requests are due at once, and there is one connection, on which each takes 50 ms."""
+
+    def answer_slowly(listening: socket.socket) -> None:
+        with listening.accept()[0] as peer:
+            while peer.recv(1_000):
+                time.sleep(0.05)
+                peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    monkeypatch.setattr(rest_load, "CONNECTIONS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        answering = threading.Thread(target=answer_slowly, args=[listening])
+        answering.start()
+        sent = rest_load.send_open_loop(listening.getsockname()[1], [rest_load.encode_get("/")] * 4, np.zeros(4))
+        answers = asyncio.run(sent)
+        answering.join()
+    assert (answers.status == 200).all()
+    assert (np.sort(answers.sent_late_s) >= 0.05 * np.arange(4)).all()
+    assert (answers.sent_late_s < answers.latency_s).all()
+    assert np.isnan(rest_load.Answers.empty(1).sent_late_s).all()
 
 
 def encode_answer(generation: int, items: list[int], degraded: tuple[str, ...] = ()) -> bytes:
