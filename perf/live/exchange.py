@@ -55,16 +55,21 @@ class Exchange:
             self.wait(DEADLINE_S)
         return require_message(answers[0])
 
-    def run_open_loop(self, schedule: Iterable[Due]) -> None:
-        """Run each action when it is due, whether or not earlier calls were answered. In between, pass answers to callbacks."""
-        start_ns = time.perf_counter_ns()
+    def run_open_loop(self, schedule: Iterable[Due]) -> list[int]:
+        """Run each action when it is due, whether or not earlier calls were answered. In between, pass answers to callbacks.
+
+        Return how late each action was, in nanoseconds.
+        """
+        start_ns, late_ns = time.perf_counter_ns(), []
         for due in schedule:
             due_ns = start_ns + due.at_ns
             self.wait(0)  # even when late, so that arrived answers are read at once
             while (left_ns := due_ns - time.perf_counter_ns()) > 0:
                 self.wait(left_ns / 1e9)
+            late_ns.append(time.perf_counter_ns() - due_ns)
             due.act(due_ns)
         self.finish()
+        return late_ns
 
     def run_closed_loop(self, chains: Iterable[Callable[[Callable[[], None]], None]], at_once: int) -> None:
         """Run chains of calls, `at_once` at a time. A chain is started by calling it; it calls its argument when it is done."""

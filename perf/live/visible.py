@@ -97,9 +97,13 @@ class Events(NamedTuple):
 
 @dataclass
 class Round:
-    """Results of one open-loop load: latencies of plain requests in ns, probes, and the numbers of sent and refused events."""
+    """Results of one open-loop load: latencies of plain requests and how late all were sent, in ns; probes; events.
+
+    events, refused: the numbers of events that were sent, and of requests with events that were refused
+    """
 
     recommend_ns: list[int] = field(default_factory=list)
+    late_ns: list[int] = field(default_factory=list)
     probes: Probes | None = None
     events: int = 0
     refused: int = 0
@@ -148,7 +152,7 @@ def run_round(
         run.events = users.size + len(probe_s)
     actions.sort(key=lambda action: action[0])
     with prevent_delays():
-        exchange.run_open_loop([Due(int(at_s * 1e9), act) for at_s, act in actions])
+        run.late_ns = exchange.run_open_loop([Due(int(at_s * 1e9), act) for at_s, act in actions])
     return run
 
 
@@ -180,6 +184,7 @@ def measure(
 def make_figures(rate: float, quiet: list[Round], busy: list[Round], duration_s: float) -> list[Figure]:
     of_recommend = [[Latency.of(np.array(run.recommend_ns)) for run in runs] for runs in (quiet, busy)]
     p99 = [[latency.p99_ms for latency in latencies if latency] for latencies in of_recommend]
+    late = [latency for run in busy if (latency := Latency.of(np.array(run.late_ns)))]
     probes = [run.probes for run in busy if run.probes]
     durable, changed = (
         [latency for probe in probes if (latency := Latency.of(np.array(getattr(probe, name))))]
@@ -198,6 +203,7 @@ def make_figures(rate: float, quiet: list[Round], busy: list[Round], duration_s:
         ),
         Figure(name="p99 of recommend without events", values=p99[0], unit="ms"),
         Figure(name="p99 of recommend with events", values=p99[1], unit="ms"),
+        Figure(name="sent late, with events: p99", values=[x.p99_ms for x in late], unit="ms"),
         Figure(name="recommend: half of its peak", values=[rate], unit="/s"),
         Figure(name="events", values=[run.events / duration_s for run in busy], unit="/s"),
         Figure(name="events refused", values=[float(sum(run.refused for run in busy))], at_most=0),
