@@ -227,7 +227,7 @@ def measure_bytes(
 
 @app.command("page")
 def page(
-    cores: Annotated[int, typer.Option(help="of a node")] = Node.cores,
+    cores: Annotated[int, typer.Option(help="of a node", min=1)] = Node.cores,
     memory_gb: Annotated[float, typer.Option(help="of a node")] = Node.memory_gb,
     dollars_per_h: Annotated[float, typer.Option(help="price of a node")] = Node.dollars_per_h,
     out: Annotated[Path, typer.Option(help="where to write it")] = PAGE,

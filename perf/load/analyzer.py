@@ -89,7 +89,8 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S, target.key_header)
     after = read_counters(target.grpc_url)
     if not output.exists():
-        raise ServerError(f"perf_analyzer measured nothing: {extract_complaints(said)} ({' '.join(arguments)})")
+        remedy = " A longer --window-s may help." if UNSTABLE in said else ""
+        raise ServerError(f"perf_analyzer measured nothing: {extract_complaints(said)} ({' '.join(arguments)}).{remedy}")
     requests = parse_export(output.read_text())
     output.unlink()
     np.savez_compressed(raw, start_ns=requests.start_ns, latency_ns=requests.latency_ns)

@@ -8,6 +8,7 @@ matplotlib.use("Agg")
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -228,9 +229,9 @@ PICTURES: dict[str, Callable[[Run, Path], Figure | None]] = {  # by the name of 
 def _open_raw(folder: Path, load: Open) -> np.lib.npyio.NpzFile:
     try:
         return np.load(folder / load.raw)
-    except OSError as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:  # missing, empty, or cut off
         raise ConfigError(
-            f"{folder / load.raw} cannot be read: {error.strerror}. Expected the raw requests of {load.name!r} beside "
+            f"{folder / load.raw} cannot be read: {error}. Expected the raw requests of {load.name!r} beside "
             "run.json. Copy the whole folder of the run."
         ) from error
 

@@ -35,7 +35,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="after this time, no further comparison starts", min=1)] = 30.0,
     count: Annotated[int, typer.Option("--candidates", help="number of settings to try", min=1)] = 12,
     clients: Annotated[int, typer.Option(help="concurrent clients while throughput is measured", min=1)] = 32,
-    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
+    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level", min=0.1)] = 1.0,
     slo_file: Annotated[Path, typer.Option("--slo", help="bounds to keep")] = slo.SLO_FILE,
 ) -> None:
     """Search batch delay and sizes, instances, threads and the index's effort under an SLO; write the winner's config."""

@@ -63,9 +63,11 @@ def test_a_gate_without_a_document_says_so(text):
     assert "The last line of - is not the JSON of a run" in str(error)
 
 
-def test_a_report_without_its_raw_requests_says_which_file_is_missing(kept_run):
+@pytest.mark.parametrize("kept_bytes", [None, 0, 300])
+def test_a_report_without_its_raw_requests_says_which_file_is_missing(kept_run, kept_bytes):
+    """Missing, or cut off, as a full disk leaves it."""
     for raw in kept_run.glob("*.npz"):
-        raw.unlink()
+        raw.unlink() if kept_bytes is None else raw.write_bytes(raw.read_bytes()[:kept_bytes])
     error = invoke("report", "--run", kept_run).exception
     assert isinstance(error, ConfigError)
     assert ".npz cannot be read" in str(error)
