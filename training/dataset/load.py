@@ -58,6 +58,8 @@ def find_file(folder: Path, name: str) -> Path:
     for place in places:
         if (place / name).is_file():
             return place / name
+        if (place / name).is_dir():
+            raise DataError(f"{place / name} is a folder. Expected one file: join its files, and name the result.")
     raise DataError(
         f"{folder / 'dataset.toml'}: the file {name!r} is not there. Looked in {', '.join(str(p) for p in places)}. "
         f"Put it in the first, or set {DATA_VARIABLE} to the folder that holds it."

@@ -338,6 +338,11 @@ def test_missing_file_names_the_places_searched(shop, tmp_path, monkeypatch):
     assert "set RECOMMENDER_DATA" in text
 
 
+def test_a_folder_of_files_is_no_file(shop, tmp_path):
+    (tmp_path / "events").mkdir()
+    assert f"{tmp_path / 'events'} is a folder. Expected one file" in message(shop(TOML.replace("events.csv", "events")))
+
+
 def test_unknown_kind_of_file(shop, tmp_path):
     (tmp_path / "events.json").write_text("{}")
     text = message(shop(TOML.replace("events.csv", "events.json")))
