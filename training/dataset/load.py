@@ -29,7 +29,6 @@ BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "
 FEW = 0.1  # share of ids or rows below which they are few
 SHOWN = 10  # most entries that a note names
 MOST = 0.5  # share above which they are most
-DAY_S = 86_400
 AHEAD_S = 300  # how far another machine's clock may be ahead
 ONLINE_SINCE_S = 631_152_000  # 1990-01-01 UTC; no log of a shop is older
 DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
@@ -233,10 +232,11 @@ def _note_odd_rows(interactions: pd.DataFrame) -> list[str]:
             f"the log begins on {str(np.datetime64(first_s, 's'))[:10]}: {early:,} events are before 1990. Is a time 0, "
             "or no unix time? Correct or remove them, because trends are computed over the whole span of the log"
         )
-    if (last_s := int(interactions["timestamp"].max())) > time.time() + DAY_S:
+    if (last_s := int(interactions["timestamp"].max())) > time.time() + AHEAD_S:
+        last = str(np.datetime64(last_s, "s"))[:16].replace("T", " ")
         notes.append(
-            f"the log ends on {str(np.datetime64(last_s, 's'))[:10]}, in the future: live events of today count as older than "
-            "all of it. Correct the times"
+            f"the log ends on {last} UTC, in the future: until then, live events count as older than its last ones. "
+            "Correct the times; those of a time zone need their offset, such as +01:00"
         )
     return notes
 

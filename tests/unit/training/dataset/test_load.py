@@ -275,8 +275,15 @@ def test_a_log_of_repeated_purchases_is_told_in_the_report(shop, weeks, is_told)
 
 def test_a_log_that_ends_in_the_future_is_told_in_the_report(shop):
     dataset = load_dataset(shop(**{"events.csv": "customer,sku,time\n1,1,1600000000\n1,1,32472144000\n"}))
-    assert dataset.report.notes[0].startswith("the log ends on 2999-01-01, in the future")
+    assert dataset.report.notes[0].startswith("the log ends on 2999-01-01 00:00 UTC, in the future")
     assert collect_facts(dataset)["events"].endswith("2999-01-01 00:00 UTC")
+
+
+@pytest.mark.parametrize(("offset", "is_told"), [("", True), ("+01:00", False)])
+def test_local_times_without_an_offset_are_told_while_they_are_ahead(shop, monkeypatch, offset, is_told):
+    monkeypatch.setattr("time.time", lambda: 1_795_525_500.0)  # 2026-11-24 13:05 UTC, 14:05 in Berlin
+    notes = load_dataset(shop(**{"events.csv": f"customer,sku,time\n1,1,2026-11-24 14:05:00{offset}\n"})).report.notes
+    assert [note.startswith("the log ends on 2026-11-24 14:05 UTC, in the future") for note in notes] == [True] * is_told
 
 
 def test_files_are_looked_for_in_the_named_folder_too(shop, tmp_path, monkeypatch):
