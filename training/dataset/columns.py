@@ -174,8 +174,22 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
     for name in names:
         chunks = table.column(name).chunks  # they share one dictionary now
         codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks]) if chunks else np.empty(0, np.int64)
-        columns[name] = _make_column(path, name, codes, chunks[0].dictionary.to_pylist() if chunks else [])
+        texts = chunks[0].dictionary.to_pylist() if chunks else []
+        if _find_separator(path) == "\t":
+            _refuse_swallowed_rows(path, name, codes, texts)
+        columns[name] = _make_column(path, name, codes, texts)
     return columns
+
+
+def _refuse_swallowed_rows(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> None:
+    """Raise DataError where a tsv value holds rows. Programs that write tab-separated values often leave quotes as they are."""
+    swallows = np.array(["\t" in text and "\n" in text for text in texts], bool)
+    if swallows.any():
+        row = int(np.argmax(swallows[codes]))
+        raise DataError(
+            f"{path}: column {name!r}, row {find_line(path, row)}: a quote at the beginning takes the next rows into the "
+            "value. Write the value in quotes, and double those in it."
+        )
 
 
 def _make_column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Column:

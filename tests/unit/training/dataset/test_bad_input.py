@@ -338,6 +338,13 @@ def test_missing_file_names_the_places_searched(shop, tmp_path, monkeypatch):
     assert "set RECOMMENDER_DATA" in text
 
 
+def test_quotes_that_a_tsv_file_leaves_as_they_are(shop):
+    items = 'sku\ttitle\tin_stock\n9\tTea\t1\n10\t"Mug\t1\n11\tCup\t0\n12\t"Pot" of tea\t1\n'
+    toml = TOML + '[items]\npath = "items.tsv"\nitem_id = "sku"\ntitle = "title"\navailable = "in_stock"\n'
+    text = message(shop(toml, **{"items.tsv": items}))
+    assert "items.tsv: column 'title', row 3: a quote at the beginning takes the next rows into the value. Write" in text
+
+
 def test_a_folder_of_files_is_no_file(shop, tmp_path):
     (tmp_path / "events").mkdir()
     assert f"{tmp_path / 'events'} is a folder. Expected one file" in message(shop(TOML.replace("events.csv", "events")))
