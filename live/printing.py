@@ -43,7 +43,7 @@ def show_user(snapshot: Snapshot, user: str, user_id: int, item_texts: Mapping[i
     for item_id, second in zip(record["history_ids"], record["history_s"], strict=True):
         if item_id != PAD_ID:
             text = item_texts.get(int(item_id)) or snapshot.read_change(ITEM_CHANGED, int(item_id)).columns.get(NAME)
-            table.add_row(text or str(item_id), format_time(1000 * int(second)))
+            table.add_row(make_printable(text or str(item_id)), format_time(1000 * int(second)))
     out.print(table)
 
 
@@ -86,6 +86,11 @@ def show_deferred(folder: Path, shared: RedisState) -> None:
         out.print(f"{join_key} {entity_id}, events after sequence {after}: {quote_key(key)}")
 
 
+def make_printable(text: str) -> str:
+    """Return a text of a shop with control and formatting characters written out, such as \\x1b: a terminal would obey them."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def quote_key(key: bytes) -> str:
     """Return a key in the quoted form of redis-cli's interactive mode."""
     parts = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\x{byte:02x}" for byte in key)
@@ -99,7 +104,8 @@ def show_columns(change: Change) -> None:
         return
     table = Table("column", "value", "set")
     for name, value in sorted(change.columns.items()):
-        table.add_row(name, json.dumps(value, ensure_ascii=False), format_time(change.set_ms[name]))
+        value_text = make_printable(json.dumps(value, ensure_ascii=False))
+        table.add_row(make_printable(name), value_text, format_time(change.set_ms[name]))
     out.print(table)
 
 

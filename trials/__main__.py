@@ -20,6 +20,7 @@ from rich.table import Column, Table
 
 from live.exposures import FOLDER, list_exposure_files
 from live.maintenance import MOST_DAYS
+from live.printing import make_printable
 from repository.experiments import end_experiment, find_experiment_folder
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
@@ -78,7 +79,7 @@ def report(
     group_column = Column(by, overflow="fold", no_wrap=not may_be_long)  # not cut: arms of one experiment begin alike
     table = Table(group_column, f"{counted}s", "clicked", "converted", f"value an {counted}", *rest)
     for group, summary in summaries.items():
-        table.add_row(group, *format_cells(summary))
+        table.add_row(make_printable(group), *format_cells(summary))
     Console(markup=False).print(table)  # names of experiments and categories may have brackets
 
 

@@ -100,3 +100,15 @@ def test_a_users_history_names_items_as_the_shop_writes_them(publish):
     shown = call("inspect", "--user", "anna", "--repo", repo)
     assert "User anna: 3 events" in shown
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("│")] == ["3", "lamp", "sofa"]
+
+
+def test_a_terminal_obeys_no_text_of_a_shop(publish):
+    repo, evil = publish(NAMES), "\x1b[2Jgone\x9b31m\u202efdp"
+    (repo / ENSEMBLE / "2" / "item_names.json").write_text('{"sofa": 5}')
+    with closing(Writer(find_live_folder(repo), Layout(), KINDS.names, now_ms=lambda: START_MS)) as writer:
+        writer.append(change(ITEM_CHANGED, stable_id(evil), item_id=evil, title=evil))
+        writer.append(purchase(NAMES["anna"], stable_id(evil)))
+    for asked in (("--user", "anna"), ("--item", evil)):
+        shown = call("inspect", *asked, "--repo", repo)
+        assert "[2Jgone" in shown
+        assert not set(shown) & set(evil[:1] + "\x9b\u202e")
