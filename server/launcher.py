@@ -52,6 +52,7 @@ READY_TIMEOUT_S = 300.0
 STALLED_AFTER_S = 60.0
 MOST_LAUNCHES = 3  # a start that one of tritonserver's own faults ended may meet another one, on a busy machine
 MEMORY_RACE = "boost::interprocess::lock_exception"  # tritonserver 2.51 aborts so when it loads two versions of a model
+GRPC_STARTED = "Started GRPCInferenceService at"  # in the log of a tritonserver that listens
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for the requests that it has accepted
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
 POLL_S = 0.1
@@ -281,8 +282,12 @@ class TritonServer:
                 code = process.returncode
                 ended = f"was ended by {name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
                 raise ServerError(self._describe_failure(ended, log.explain(text)))
-            # tritonserver opens its metrics page last
-            if health.is_ready(self.grpc_url) and listens(self.ports.metrics, choose_reachable_host(self.host)):
+            # Another server may have taken the port since it was free. tritonserver opens its metrics page last.
+            if (
+                GRPC_STARTED in text
+                and health.is_ready(self.grpc_url)
+                and listens(self.ports.metrics, choose_reachable_host(self.host))
+            ):
                 return ""
             if failure:
                 raise ServerError(self._describe_failure("cannot serve this repository", failure))

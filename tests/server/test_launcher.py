@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
 
@@ -75,6 +76,32 @@ def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run
     assert find_running_servers(run_dir) == [other.state]
     with grpcclient.InferenceServerClient(other.grpc_url) as client:
         assert toys.ask(client, 3) == toys.expected(3, generation=1)
+
+
+def test_another_server_at_its_port_is_not_taken_for_the_one_that_starts(repo, run_dir, tmp_path):
+    """It could have been anybody's: ports are free for all users of the machine until somebody listens."""
+    loads, may_end = tmp_path / "loads", tmp_path / "may-end"
+    code = f"import os, time\nopen({str(loads)!r}, 'w').close()\n"
+    code += f"while not os.path.exists({str(may_end)!r}):\n    time.sleep(0.05)\n"
+    ports = find_free_ports()
+    late = TritonServer(toys.publish(repo.parent / "other", 1, code + toys.MODEL), ports, run_dir=run_dir)
+    early = TritonServer(repo, ports, run_dir=tmp_path / "elsewhere")
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(late.start)
+        try:
+            until(loads.exists)
+            early.start()
+            time.sleep(1.0)  # ten looks at its readiness
+            assert not starting.done()
+            may_end.touch()
+            with pytest.raises(ServerError, match="already in use"):
+                starting.result()
+            with open_local_client(early.grpc_url) as client:
+                assert toys.ask(client, 5) == toys.expected(5, generation=1)
+        finally:
+            may_end.touch()
+            early.stop()
+            late.stop()
 
 
 @pytest.mark.parametrize(
