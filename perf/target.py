@@ -11,7 +11,7 @@ import psutil
 
 from perf.command import console
 from perf.load.open_loop import require_loopback
-from server.control import find_running_servers
+from server.control import clear_stale, find_running_servers
 from server.generations.activation import find_served_generation
 from server.keys import find_tls_folder
 from server.launcher import TritonServer
@@ -39,6 +39,9 @@ class Site:
 def serve(url: str, repo: Path) -> Iterator[Site]:
     """Use the server at `url`, or start one on `repo` for the duration, on free ports. Raises ConfigError for one with TLS."""
     require_loopback(url)
+    clear_stale(MEASURED_DIR)
+    if find_running_servers(MEASURED_DIR):
+        console.print("warning: another measurement runs on this machine. Each takes processor time from the other.")
     if read_model_states(url) is not None:
         if find_tls_folder(url):
             raise ConfigError(

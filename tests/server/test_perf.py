@@ -171,6 +171,11 @@ def test_a_running_server_is_measured_as_it_is(server, repository):
     assert find_site(server.grpc_url, repository).tag is None  # its state file is elsewhere: it is not one of ours
 
 
+def test_another_measurement_is_told(server, repository, capsys):
+    with own_server(repository), serve(server.grpc_url, repository):
+        assert "another measurement runs on this machine" in capsys.readouterr().err
+
+
 def test_another_machine_is_not_measured(repository):
     with pytest.raises(ConfigError, match="loopback"), serve("10.0.0.1:8001", repository):
         pass
