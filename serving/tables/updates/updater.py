@@ -159,7 +159,10 @@ class Updater:
         librdkafka does not always notice, and then waits at the former, higher offset.
         """
         asked = [TopicPartition(*place, OFFSET_END) for place in self._seen]  # the offset stands for a time: the latest
-        ends = self._consumer.offsets_for_times(asked, METADATA_TIMEOUT_S) if asked else []
+        try:
+            ends = self._consumer.offsets_for_times(asked, METADATA_TIMEOUT_S) if asked else []
+        except KafkaException:  # a partition has no leader at the moment, which does not stop the others; asked again soon
+            return False
         return any(end.error is None and end.offset <= self._seen[end.topic, end.partition] for end in ends)
 
     def _choose_starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:

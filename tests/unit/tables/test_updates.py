@@ -322,11 +322,13 @@ def test_messages_that_the_broker_removed_unread_are_counted(broker, followed, i
 def test_the_log_says_that_the_shared_memory_was_removed(followed, instances, publish, caplog):
     """Only the processes that have it open still see updates."""
     tiers = instances()
+    publish(KEYS, 1)
     with updating(followed) as updater:
+        until(lambda: holds_version(tiers, KEYS, 1))
         shutil.rmtree(updater.applier.path)
         until(lambda: "was removed while processes used it" in caplog.text)
-        publish(KEYS, 1)
-        until(lambda: holds_version(tiers, KEYS, 1))
+        publish(KEYS, 2)
+        until(lambda: holds_version(tiers, KEYS, 2))
 
 
 def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):
