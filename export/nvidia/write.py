@@ -37,7 +37,7 @@ from repository.checks.recorded import RECORDED_FILE, read_recorded
 from repository.generations import SEALED
 from repository.triton.code import copy_serving_code
 from repository.triton.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, make_stage_config
-from repository.triton.model_files import forbid_caches, write_warmup
+from repository.triton.model_files import UPDATER, forbid_caches, write_warmup
 from repository.triton.models import write_config
 from serving.contract.artifacts import MANIFEST_FILE, compute_sha256, read_json, write_manifest
 from serving.contract.errors import ConfigError
@@ -49,6 +49,7 @@ from serving.stages.parts.specs import (
     PREPROCESS_WORKFLOW,
     RANK_DENSE,
     RANK_EMBEDDINGS,
+    RANK_ROWS,
     RETRIEVE_SEARCH,
     PartSettings,
     WorkflowColumns,
@@ -157,7 +158,7 @@ class Writer:
         columns = asdict(self.columns) if part.stage == "preprocess" else {}
         part_settings = PartSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
         replace(info, settings=asdict(part_settings)).write(version)
-        copy_serving_code(version, ("serving.stages.parts.triton",))
+        copy_serving_code(version, ("serving.stages.parts.triton", *([UPDATER] if part.name == RANK_ROWS else ())))
         (version / "model.py").write_text(MODEL_PY.format(part=PART_TYPES[part.name].__name__))
         forbid_caches(version)
         write_manifest(version, stage=part.stage, generation=self.source.generation)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -63,6 +65,14 @@ def test_an_absent_refresh_interval_is_zero(merlin):
     (merlin / "ps.json").write_text(json.dumps(document))
     (finding,) = check_hps(merlin)
     assert (finding.level, "refresh_interval is 0, and ps.json has an update_source" in finding.fact) == ("warning", True)
+
+
+def test_the_updater_of_our_own_tables_is_published_with_them():
+    """The command of docs/merlin.md, by the published code alone."""
+    command = [sys.executable, "-P", "-m", "serving.tables", "tables/levels.json"]
+    folder = small_merlin_repository("modern") / "rank_rows" / "1"
+    run = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True)
+    assert "names no update source" in run.stderr
 
 
 def test_networks_have_the_instances_of_the_settings(source, tmp_path):
