@@ -123,13 +123,13 @@ def compare(
     comparisons = {metric: compare_arms(champion[metric], challenger[metric]) for metric in METRICS}
     users, wrong_split = (split.champions, split.challengers), split.is_wrong
     if as_json:
-        found = {metric: describe_comparison(comparison) for metric, comparison in comparisons.items()}
-        typer.echo(json.dumps({"answers": counts, "users": users, "wrong_split": wrong_split, "metrics": found}))
+        descriptions = {metric: describe_comparison(comparison) for metric, comparison in comparisons.items()}
+        typer.echo(json.dumps({"answers": counts, "users": users, "wrong_split": wrong_split, "metrics": descriptions}))
         return
     table = Table("metric", "challenger - champion", "interval", "verdict")
     for metric, comparison in comparisons.items():
-        told = [f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}"]
-        table.add_row(metric, *(told if isfinite(comparison.low) else ("not known yet", "")), comparison.verdict)
+        cells = [f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}"]
+        table.add_row(metric, *(cells if isfinite(comparison.low) else ("not known yet", "")), comparison.verdict)
     Console().print(table)
     if wrong_split:
         typer.echo(f"{experiment}: {split.text}.")
@@ -146,23 +146,23 @@ def sum_arms(parts: Iterator[tuple[pa.Table, Feedback]]) -> tuple[dict[str, Arm]
 
     Of each answer, only its arm, its user and its rewards stay in memory.
     """
-    share, arms, user_ids, kept = float("nan"), [], [], []
+    share, arms, user_ids, kept_parts = float("nan"), [], [], []
     rewards: dict[str, list[np.ndarray]] = {metric: [] for metric in METRICS}
     for answers, feedback in parts:
         if (challengers := feedback.arms == CHALLENGER_ARM).any():
             share = float(feedback.assignments[challengers][0])
         arms.append(np.select([feedback.arms == CHAMPION_ARM, challengers], [0, 1], -1).astype(np.int8))
         user_ids.append(answers["user_id"].combine_chunks())
-        kept.append(find_kept(answers))
+        kept_parts.append(find_kept(answers))
         for metric in METRICS:
             rewards[metric].append(feedback.compute_rewards(metric))
-    own, users, is_kept = np.concatenate(arms), number_users(pa.chunked_array(user_ids)), np.concatenate(kept)
+    arm_numbers, users, is_kept = np.concatenate(arms), number_users(pa.chunked_array(user_ids)), np.concatenate(kept_parts)
     joined = {metric: np.concatenate(values) for metric, values in rewards.items()}
     champion, challenger = (
         {metric: Arm.of(values[chosen], users[chosen]) for metric, values in joined.items()}
-        for chosen in ((own == arm) & is_kept for arm in (0, 1))
+        for chosen in ((arm_numbers == arm) & is_kept for arm in (0, 1))
     )
-    erased = (np.count_nonzero((own == 0) & ~is_kept), np.count_nonzero((own == 1) & ~is_kept))
+    erased = (np.count_nonzero((arm_numbers == 0) & ~is_kept), np.count_nonzero((arm_numbers == 1) & ~is_kept))
     return champion, challenger, Split(champion["ctr"].users, challenger["ctr"].users, share, erased)
 
 
@@ -192,16 +192,16 @@ def off_policy(
     refusals: dict[str, str] = {}
     for kind in get_args(SlateKind):
         try:
-            found, supported = paired.estimate(kind)
-            estimates |= {f"{kind} {estimator}": (estimate, supported) for estimator, estimate in found.items()}
+            kind_estimates, supported = paired.estimate(kind)
+            estimates |= {f"{kind} {estimator}": (estimate, supported) for estimator, estimate in kind_estimates.items()}
         except TrialError as error:
             refusals[kind] = str(error)
     if not estimates:
         raise TrialError("\n".join(f"{kind}: {refusal}" for kind, refusal in refusals.items()))
     if as_json:
-        told = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
+        records = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
         counts = {"judged": len(judged), "places": paired.places, "failed": failed, "fallbacks": paired.fallbacks}
-        typer.echo(json.dumps({"shown": asdict(shown), "estimates": told, "refused": refusals} | counts))
+        typer.echo(json.dumps({"shown": asdict(shown), "estimates": records, "refused": refusals} | counts))
         return
     table = Table(f"{reward} an answer, top {paired.places}", "value", "interval", "effective users", "support")
     for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():

@@ -93,12 +93,12 @@ def read_window(folder: Path, now_ms: int) -> pa.Table:
     """
     settled_ms, oldest_ms = now_ms - int(1_000 * SETTLED_S), now_ms - int(1_000 * OLDEST_S)
     field = pc.field
-    own = field("arm").isin(["", CHAMPION_ARM]) & (pc.list_value_length(field("degraded")) == 0)
-    settled = own & (field("time_ms") <= settled_ms) & (field("time_ms") >= oldest_ms)
-    latest = read_latest(folder, settled, 1, oldest_ms)
+    champion_filter = field("arm").isin(["", CHAMPION_ARM]) & (pc.list_value_length(field("degraded")) == 0)
+    settled_filter = champion_filter & (field("time_ms") <= settled_ms) & (field("time_ms") >= oldest_ms)
+    latest = read_latest(folder, settled_filter, 1, oldest_ms)
     if not len(latest):
         return latest
-    return read_latest(folder, settled & (field("generation") == latest["generation"][0]), WINDOW_ANSWERS, oldest_ms)
+    return read_latest(folder, settled_filter & (field("generation") == latest["generation"][0]), WINDOW_ANSWERS, oldest_ms)
 
 
 def describe_scores(feedback: Feedback, scores: np.ndarray, until_ms: int) -> ScoreReference:
@@ -175,7 +175,7 @@ def read_references(folder: Path) -> dict[int, ScoreReference]:
 
 def write_references(folder: Path, references: Mapping[int, ScoreReference]) -> None:
     """Replace the file of references, by one rename. The oldest generations beyond KEPT_REFERENCES are left out."""
-    kept = {str(generation): asdict(references[generation]) for generation in sorted(references)[-KEPT_REFERENCES:]}
+    kept_references = {str(generation): asdict(references[generation]) for generation in sorted(references)[-KEPT_REFERENCES:]}
     unfinished = folder / f".{FILE}.{os.getpid()}"
-    unfinished.write_text(json.dumps(kept) + "\n")
+    unfinished.write_text(json.dumps(kept_references) + "\n")
     unfinished.replace(folder / FILE)

@@ -66,7 +66,8 @@ def bound_psi(references: list[Reference], same_user: float) -> list[Reference]:
     """Return the references with their bounds. Together they share FALSE_ALARMS. same_user: as in `Reference`"""
     chance = FALSE_ALARMS / len(references)
     return [
-        replace(own, psi_bounds=compute_psi_bounds(own.shares, own.rows, chance), same_user=same_user) for own in references
+        replace(reference, psi_bounds=compute_psi_bounds(reference.shares, reference.rows, chance), same_user=same_user)
+        for reference in references
     ]
 
 
@@ -102,13 +103,13 @@ def compute_paired_psi(expected: np.ndarray, observed: np.ndarray) -> np.ndarray
     expected, observed = fill_empty(expected), fill_empty(observed)
     log_expected, log_observed = np.log(expected), np.log(observed)
     # (o - e)(log o - log e) = o log o + e log e - (o log e + e log o): only the last term differs from pair to pair.
-    own, other = (np.einsum("ij,ij->i", *shares) for shares in ((expected, log_expected), (observed, log_observed)))
+    own_terms, other_terms = (np.einsum("ij,ij->i", *shares) for shares in ((expected, log_expected), (observed, log_observed)))
     left, right = np.hstack([log_expected, expected]), np.hstack([observed, log_observed])
     paired = []
     for shift in range(PAIRINGS):
         parts = (left[shift:], right[: len(right) - shift]), (left[:shift], right[len(right) - shift :])
         shared = [np.einsum("ij,ij->i", *part) for part in parts]
-        paired.append(own + np.roll(other, shift) - np.concatenate([shared[1], shared[0]]))
+        paired.append(own_terms + np.roll(other_terms, shift) - np.concatenate([shared[1], shared[0]]))
     return np.concatenate(paired)
 
 

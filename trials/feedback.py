@@ -77,8 +77,8 @@ class Feedback:
 
     def sum_arm(self, metric: str, arm: str) -> Arm:
         """Return the sums of one arm, for trials/sequential.py."""
-        own = self.arms == arm
-        return Arm.of(self.compute_rewards(metric)[own], self.users[own])
+        is_in_arm = self.arms == arm
+        return Arm.of(self.compute_rewards(metric)[is_in_arm], self.users[is_in_arm])
 
 
 def join_feedback(
@@ -148,8 +148,8 @@ def find_answers(exposures: pa.Table, arms: np.ndarray, request_ids: list[bytes]
     """Return the row of the shown answer of each request id, the last one of several, int64 [ids]; -1 for none."""
     shown = np.flatnonzero(arms != SHADOW_ARM)[::-1]
     known_ids = exposures["request_id"].take(shown).cast(pa.binary()).combine_chunks()
-    found = pc.fill_null(pc.index_in(pa.array(request_ids, pa.binary()), known_ids), -1).to_numpy()
-    return np.append(shown, -1)[found]
+    positions = pc.fill_null(pc.index_in(pa.array(request_ids, pa.binary()), known_ids), -1).to_numpy()
+    return np.append(shown, -1)[positions]
 
 
 def number_users(user_ids: pa.ChunkedArray) -> np.ndarray:

@@ -86,8 +86,8 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
         return end_in_time(experiment)
     feedback = join_feedback(exposures, log)
     for span in spans:
-        own = feedback if span.is_whole else feedback.take(exposures["time_ms"].to_numpy() >= span.since_ms)
-        if loss := find_loss(own, tried, experiment.mode, span.alpha):
+        span_feedback = feedback if span.is_whole else feedback.take(exposures["time_ms"].to_numpy() >= span.since_ms)
+        if loss := find_loss(span_feedback, tried, experiment.mode, span.alpha):
             return "rolled back", span.describe(loss)
     if experiment.promotes and (gain := find_gain(feedback, experiment)):
         return "promoted", gain
@@ -111,8 +111,8 @@ def end_in_time(experiment: Experiment, feedback: Feedback | None = None) -> tup
         return "stopped", undecided
     if fewer := find_fewer_conversions(feedback, experiment):
         return "stopped", f"{undecided}: {fewer}"
-    found = f"its click rate differs by {clicks.difference:+.1%} (at least {clicks.low:+.1%}, and {-harm:+.1%} is harm)"
-    return "promoted", f"after {experiment.days:g} days it is not worse, and it knows newer events: {found}"
+    finding = f"its click rate differs by {clicks.difference:+.1%} (at least {clicks.low:+.1%}, and {-harm:+.1%} is harm)"
+    return "promoted", f"after {experiment.days:g} days it is not worse, and it knows newer events: {finding}"
 
 
 def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
@@ -122,9 +122,9 @@ def find_strangers(experiment: Experiment, exposures: pa.Table) -> str:
     serves the generation that is pinned by then. Answers with a gateway's own popular items are ignored.
     """
     answers = exposures.filter(~has_mark(exposures, FALLBACK)).group_by(["arm", "generation"]).aggregate([])
-    met = zip(answers["arm"].to_pylist(), answers["generation"].to_pylist(), strict=True)
-    own = (experiment.champion, experiment.challenger)
-    strangers = [number for arm, number in sorted(met) if number not in (own[:1] if arm == CHAMPION_ARM else own)]
+    groups = zip(answers["arm"].to_pylist(), answers["generation"].to_pylist(), strict=True)
+    numbers = (experiment.champion, experiment.challenger)
+    strangers = [number for arm, number in sorted(groups) if number not in (numbers[:1] if arm == CHAMPION_ARM else numbers)]
     return f"generation {strangers[0]} answers in place of the champion, {experiment.champion}" if strangers else ""
 
 

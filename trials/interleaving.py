@@ -45,11 +45,11 @@ def draft_teams(
     for item, slot in pins:
         if {ranked.index(item) for ranked in lists if item in ranked} == {slot}:
             items[slot], teams[slot] = item, BOTH
-    taken = set(items[teams == BOTH].tolist())
+    taken_items = set(items[teams == BOTH].tolist())
     drafted: list[tuple[int, int]] = []
     for place in np.flatnonzero(teams == NOBODY):
         if not drafted:
-            bests = [next((item for item in ranked if item not in taken), PAD_ID) for ranked in lists]
+            bests = [next((item for item in ranked if item not in taken_items), PAD_ID) for ranked in lists]
             if bests == [PAD_ID, PAD_ID]:
                 break
             if bests[0] == bests[1]:
@@ -60,7 +60,7 @@ def draft_teams(
             if len(drafted) == 2:
                 propensities[place] = 0.5  # the first item of a pair reveals the coin
         items[place], teams[place] = drafted.pop(0)
-        taken.add(int(items[place]))
+        taken_items.add(int(items[place]))
     return items, teams, propensities
 
 

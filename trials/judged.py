@@ -106,14 +106,14 @@ class JudgedAnswers:
         listed = [path for path in list_exposure_files(self._folder) if parse_written_ms(path) >= experiment.changed_ms]
         self._tables = {path: self._tables[path] for path in listed if path in self._tables}  # merged files are not listed
         count = sum(len(table) for _, table in self._tables.values())
-        wanted = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)
+        answer_filter = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)
         for path in listed:
             stamp = read_stamp(path)  # before the file is read: an erasure that replaces it meanwhile changes the stamp
             if path in self._tables and self._tables[path][0] == stamp:
                 continue
             if (table := read_file(path, COLUMNS)) is not None:
                 count -= len(self._tables[path][1]) if path in self._tables else 0
-                self._tables[path] = stamp, take_users(table.filter(wanted), self._share)
+                self._tables[path] = stamp, take_users(table.filter(answer_filter), self._share)
                 count += len(self._tables[path][1])
                 if count > self._most:
                     count = self._leave_out()

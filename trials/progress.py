@@ -116,8 +116,8 @@ def measure_progress(experiment: Experiment, exposures: pa.Table, log: Iterable[
     exposures: answers (live/exposures.py); log: events (`live.archive.read_log`)
     """
     since = pc.greater_equal(exposures["time_ms"], find_start_ms(experiment))
-    own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
-    shown = take_latest_share(exposures.filter(pc.and_(own, pc.not_equal(exposures["arm"], SHADOW_ARM)))).sort_by("time_ms")
+    is_own = pc.and_(pc.equal(exposures["experiment"], experiment.name), since)
+    shown = take_latest_share(exposures.filter(pc.and_(is_own, pc.not_equal(exposures["arm"], SHADOW_ARM)))).sort_by("time_ms")
     compared = shown.filter(find_kept(shown))
     feedback = join_feedback(compared, log)
     arms = {
@@ -184,13 +184,13 @@ def compare_reactions(
 def credit_answers(feedback: Feedback, metric: Reaction) -> np.ndarray:
     """Return `credit_clicks` of each answer, float64 [answers]; 0 for an answer that is not interleaved."""
     reacted = feedback.clicks if metric == "ctr" else feedback.conversions
-    won, lost = ((reacted & (feedback.teams == team)).sum(axis=1) for team in (CHALLENGER, CHAMPION))
-    return np.sign(won - lost).astype(np.float64)
+    wins, losses = ((reacted & (feedback.teams == team)).sum(axis=1) for team in (CHALLENGER, CHAMPION))
+    return np.sign(wins - losses).astype(np.float64)
 
 
-def _take_arm(feedback: Feedback, rewards: np.ndarray, own: np.ndarray, count: int) -> Arm:
-    """Summarise an arm from the first `count` answers. rewards: float64 [answers]; own: bool [answers], those of the arm"""
-    rows = own[:count]
+def _take_arm(feedback: Feedback, rewards: np.ndarray, is_in_arm: np.ndarray, count: int) -> Arm:
+    """Summarise an arm from the first `count` answers. rewards: float64 [answers]; is_in_arm: bool [answers]"""
+    rows = is_in_arm[:count]
     return Arm.of(rewards[:count][rows], feedback.users[:count][rows])
 
 

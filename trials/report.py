@@ -150,7 +150,7 @@ def group_categories(repo: Path, generation: int) -> Callable[[Feedback], Groups
 
     def group(feedback: Feedback) -> Groups:
         positions = items.find_positions(feedback.item_ids.ravel())
-        own = codes[np.minimum(positions, len(codes) - 1)].reshape(feedback.item_ids.shape)  # later ones are new items
-        return ((names[code], own == code) for code in np.unique(own[feedback.shown]).tolist())
+        item_codes = codes[np.minimum(positions, len(codes) - 1)].reshape(feedback.item_ids.shape)  # later ones are new items
+        return ((names[code], item_codes == code) for code in np.unique(item_codes[feedback.shown]).tolist())
 
     return group

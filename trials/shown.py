@@ -32,32 +32,32 @@ def read_shown(
     latest = read_experiment(folder)
     if experiment and latest and latest.name == experiment:
         since_ms = max(since_ms, find_start_ms(latest))
-    wanted, share = (pc.field("arm") != SHADOW_ARM) & (pc.field("time_ms") >= since_ms), None
+    answer_filter, share = (pc.field("arm") != SHADOW_ARM) & (pc.field("time_ms") >= since_ms), None
     if experiment:
-        wanted &= pc.field("experiment") == experiment
-        share = find_latest_share(read_latest(folder, wanted, 1, since_ms))
+        answer_filter &= pc.field("experiment") == experiment
+        share = find_latest_share(read_latest(folder, answer_filter, 1, since_ms))
     if generation is not None:
-        wanted &= (pc.field("generation") == generation) & (pc.field("arm") != INTERLEAVED_ARM)
-    found = False
-    for answers in read_parts(folder, wanted, since_ms):
+        answer_filter &= (pc.field("generation") == generation) & (pc.field("arm") != INTERLEAVED_ARM)
+    has_answers = False
+    for answers in read_parts(folder, answer_filter, since_ms):
         shown = answers if share is None else take_share(answers, share)
         if len(shown):
-            found = True
+            has_answers = True
             from_ms, until_ms = pc.min_max(shown["time_ms"]).as_py().values()
             yield shown, join_feedback(shown, read_events(folder, from_ms, until_ms + int(1_000 * ATTRIBUTION_S)))
-    if not found:
+    if not has_answers:
         raise TrialError(explain_nothing(folder, experiment, since_ms, generation))
 
 
-def read_parts(folder: Path, wanted: pc.Expression, from_ms: int) -> Iterator[pa.Table]:
-    """Yield the answers of a live store's log that match `wanted`, PART_ANSWERS at a time, the oldest first.
+def read_parts(folder: Path, answer_filter: pc.Expression, from_ms: int) -> Iterator[pa.Table]:
+    """Yield the answers of a live store's log that match `answer_filter`, PART_ANSWERS at a time, the oldest first.
 
     from_ms: leave out files that were written before, in unix milliseconds
     """
     waiting = SCHEMA.empty_table()
     for path in list_exposure_files(folder / FOLDER):
         if parse_written_ms(path) >= from_ms and (table := read_file(path)) is not None:
-            waiting = pa.concat_tables([waiting, table.filter(wanted)])
+            waiting = pa.concat_tables([waiting, table.filter(answer_filter)])
             while len(waiting) >= PART_ANSWERS:
                 yield waiting.slice(0, PART_ANSWERS)
                 waiting = waiting.slice(PART_ANSWERS)
@@ -67,9 +67,9 @@ def read_parts(folder: Path, wanted: pc.Expression, from_ms: int) -> Iterator[pa
 
 def read_users(folder: Path, experiment: str, since_ms: int) -> pa.Table:
     """Return the answers of an experiment, as `measure_split` takes them. since_ms: the earliest time, unix milliseconds"""
-    wanted = (pc.field("experiment") == experiment) & (pc.field("time_ms") >= since_ms)
+    answer_filter = (pc.field("experiment") == experiment) & (pc.field("time_ms") >= since_ms)
     tables = [
-        table.filter(wanted)
+        table.filter(answer_filter)
         for path in list_exposure_files(folder / FOLDER)
         if parse_written_ms(path) >= since_ms and (table := read_file(path, USED_BY_SPLIT)) is not None
     ]

@@ -71,9 +71,9 @@ def measure_split(exposures: pa.Table, share: float | None = None) -> Split | No
         if share is None or share <= ROUNDING:  # of a shadow's champion
             return None
     exposures = take_share(exposures, share)
-    own = [exposures["user_id"].filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
-    champions, challengers = (pc.count_distinct(user_ids).as_py() for user_ids in own)  # without null
-    return Split(champions, challengers, share, (own[0].null_count, own[1].null_count)) if champions + challengers else None
+    users = [exposures["user_id"].filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, CHALLENGER_ARM)]
+    champions, challengers = (pc.count_distinct(user_ids).as_py() for user_ids in users)  # without null
+    return Split(champions, challengers, share, (users[0].null_count, users[1].null_count)) if champions + challengers else None
 
 
 def find_kept(exposures: pa.Table) -> np.ndarray:

@@ -127,8 +127,8 @@ def read_shadow_lists(folder: Path, generation: int) -> tuple[dict[str, list[int
     folder: of the live store. At most MOST_JUDGED lists. The time is in unix milliseconds. Raises TrialError if no answer as a
     shadow is logged.
     """
-    wanted = (pc.field("arm") == SHADOW_ARM) & (pc.field("generation") == generation)
-    shadows = read_latest(folder, wanted, MOST_JUDGED, 0)
+    answer_filter = (pc.field("arm") == SHADOW_ARM) & (pc.field("generation") == generation)
+    shadows = read_latest(folder, answer_filter, MOST_JUDGED, 0)
     if not len(shadows):
         raise TrialError(
             f"No answer of generation {generation} as a shadow is logged. Start an experiment with --mode shadow, or name a "
