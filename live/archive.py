@@ -273,16 +273,16 @@ def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | Non
 
     None: no such bound. Return the removed segments.
     """
-    kept, dropped = list_segments(folder), []
-    while kept:
-        oldest = kept[0]
+    kept_segments, dropped_segments = list_segments(folder), []
+    while kept_segments:
+        oldest = kept_segments[0]
         too_old = older_than_ms is not None and read_latest_arrival_ms(oldest) < older_than_ms
-        too_much = most_bytes is not None and sum(segment.bytes for segment in kept) > most_bytes
+        too_much = most_bytes is not None and sum(segment.bytes for segment in kept_segments) > most_bytes
         if not (too_old or too_much):
             break
         oldest.path.unlink()
-        dropped.append(kept.pop(0))
-    return dropped
+        dropped_segments.append(kept_segments.pop(0))
+    return dropped_segments
 
 
 def read_latest_arrival_ms(segment: Segment) -> int:

@@ -145,8 +145,8 @@ def replace_store(backup: Path, folder: Path, shop: str, replace: bool) -> Resto
         copy_file(backup / DATA_FILE, restored / DATA_FILE)
         refuse_other_shop(restored, shop)
         rename_machine(restored)
-        lost = [folder] if has_store(folder) else [folder, *sorted(folder.glob(f"{REPLACED}-*"))]
-        erased, progress = carry_erasures(lost, restored), describe(restored).progress
+        store_folders = [folder] if has_store(folder) else [folder, *sorted(folder.glob(f"{REPLACED}-*"))]
+        erased, progress = carry_erasures(store_folders, restored), describe(restored).progress
         make_file_system_durable(restored)
         with hold_unused(folder):
             replaced = exchange_contents(folder, list_replaced(folder, replace), restored)
@@ -221,10 +221,10 @@ def hold_unused(folder: Path) -> Iterator[None]:
 def refuse_other_shop(folder: Path, shop: str) -> None:
     """Raise ConfigError if a store holds the events of another data set than `shop`. "" on either side matches any."""
     with closing(open_store(folder)) as store:
-        stated = store.read_shop()
-    if shop and stated not in ("", shop):
+        held_shop = store.read_shop()
+    if shop and held_shop not in ("", shop):
         raise ConfigError(
-            f"The backup holds the events of {stated!r}, and the repository serves {shop!r}. Name a backup, or a repository "
+            f"The backup holds the events of {held_shop!r}, and the repository serves {shop!r}. Name a backup, or a repository "
             "(--repo), of the same data set."
         )
 
@@ -280,11 +280,11 @@ def carry_erasures(replaced: Iterable[Path], restored: Path) -> int:
 
     Return the number of users who were erased from it. Users whom it does not hold are marked too: a generation may know them.
     """
-    known, marks, stated = set(read_proofs(restored)), list[bytes](), dict[str, None]()
+    restored_proofs, marks, former_proofs = set(read_proofs(restored)), list[bytes](), dict[str, None]()
     for folder in replaced:
         marks += read_erased_marks(folder)
-        stated |= dict.fromkeys(read_proofs(folder))
-    proofs = [proof for proof in stated if proof not in known]
+        former_proofs |= dict.fromkeys(read_proofs(folder))
+    proofs = [proof for proof in former_proofs if proof not in restored_proofs]
     with closing(open_store(restored)) as store, store.env.begin(write=True) as txn:
         for mark in marks:
             txn.put(mark, b"1", db=store.meta)

@@ -149,7 +149,7 @@ class EventConsumer:
 
         bounds: partition -> (first offset that the broker has, offset after the last)
         """
-        offsets, lost = read_offsets(txn, self._writer.store, self._topic), 0
+        offsets, n_lost = read_offsets(txn, self._writer.store, self._topic), 0
         for number, (low, high) in bounds.items():
             if offsets.get(number, 0) > high:
                 log.warning("%s [%d] ends at %d, before what was read: the topic was created again", self._topic, number, high)
@@ -161,12 +161,12 @@ class EventConsumer:
         for number, start, end in self._gaps:
             # Gaps above the first offset are of a compacted topic, or of transactions.
             if (removed := min(end, bounds.get(number, (0, 0))[0]) - start) > 0:
-                lost += removed
+                n_lost += removed
                 log.warning("%s [%d]: messages %d to %d are gone", self._topic, number, start, start + removed - 1)
         self._gaps.clear()
         write_offsets(txn, self._writer.store, self._topic, offsets)
-        if lost:
-            self._writer.count(txn, {"kafka_lost": lost})
+        if n_lost:
+            self._writer.count(txn, {"kafka_lost": n_lost})
         return offsets
 
     def append_messages(self, messages: Sequence[Message]) -> None:

@@ -70,22 +70,22 @@ def choose_merges(folder: Path, now_ms: int) -> dict[str, list[str]]:
         runs[-1].append(path)
         room -= size
     merges: dict[str, list[str]] = {}
-    taken = {path.name for run in runs for path in run}
+    taken_names = {path.name for run in runs for path in run}
     for run in runs:
         if len(run) > 1:
-            name = choose_name(parse_written_ms(run[-1]), taken)
+            name = choose_name(parse_written_ms(run[-1]), taken_names)
             merges[name] = [path.name for path in run]
-            taken.add(name)
+            taken_names.add(name)
     return merges
 
 
-def choose_name(written_ms: int, taken: set[str]) -> str:
+def choose_name(written_ms: int, taken_names: set[str]) -> str:
     """Return a free name for a merged file whose latest part was written at `written_ms`, unix milliseconds.
 
     It has 0 as the number of the process, which no gateway has.
     """
     number = 0
-    while (name := f"exposures-{written_ms:013d}-0-{number}.parquet") in taken:
+    while (name := f"exposures-{written_ms:013d}-0-{number}.parquet") in taken_names:
         number += 1
     return name
 

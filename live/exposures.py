@@ -278,8 +278,8 @@ def read_exposures(folder: Path, from_ms: int = 0) -> pa.Table:
     return pa.concat_tables(tables) if tables else SCHEMA.empty_table()
 
 
-def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -> pa.Table:
-    """Return the latest answers of a live store's log that match `wanted`, at most `count`, oldest first.
+def read_latest(folder: Path, answer_filter: pc.Expression, count: int, from_ms: int) -> pa.Table:
+    """Return the latest answers of a live store's log that match `answer_filter`, at most `count`, oldest first.
 
     Files are read from the newest back, until there are `count` answers, or a file was written before `from_ms` (unix
     milliseconds). Raises ArtifactError for a file that cannot be read.
@@ -289,9 +289,9 @@ def read_latest(folder: Path, wanted: pc.Expression, count: int, from_ms: int) -
         if parse_written_ms(path) < from_ms or sum(map(len, parts)) >= count:
             break
         if (table := read_file(path)) is not None:
-            parts.append(table.filter(wanted))
-    found = pa.concat_tables(parts).sort_by("time_ms") if parts else SCHEMA.empty_table()
-    return found.slice(max(len(found) - count, 0))
+            parts.append(table.filter(answer_filter))
+    answers = pa.concat_tables(parts).sort_by("time_ms") if parts else SCHEMA.empty_table()
+    return answers.slice(max(len(answers) - count, 0))
 
 
 def erase_exposures(folder: Path, user_id: int, erased_ms: int) -> int:

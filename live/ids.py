@@ -26,10 +26,10 @@ def find_item_id(repo: Path, item: str) -> int:
     return find_id(repo, "item", item, ITEM_NAMES)
 
 
-def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
+def find_id(repo: Path, kind: str, text: str, names_file: str) -> int:
     """Return the int64 id on the wire of a user or an item.
 
-    what: "user" or "item", for messages; text: the id as the shop writes it, without regard to spaces around it
+    kind: "user" or "item", for messages; text: the id as the shop writes it, without regard to spaces around it
 
     Where the shop's ids are text, an id that was added since the export is the hash of its text, or the next hash that no
     published id has. A published int64 id is accepted too.
@@ -38,7 +38,7 @@ def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
     Raises RecommenderError if the repository cannot be read.
     """
     if not (text := text.strip()):
-        raise ConfigError(f"The {what} is empty; expected an id as the shop writes it.")
+        raise ConfigError(f"The {kind} is empty; expected an id as the shop writes it.")
     number = parse_whole_number(text)
     if not repo.exists():
         return stable_id(text) if number is None else number
@@ -48,7 +48,7 @@ def find_id(repo: Path, what: str, text: str, names_file: str) -> int:
     if names and number not in (ids := set(names.values())):
         return next(free_id for attempt in count() if (free_id := stable_id(text, attempt)) not in ids)
     if number is None:
-        raise ConfigError(f"{what} is {text!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
+        raise ConfigError(f"{kind} is {text!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
     return number
 
 

@@ -180,13 +180,13 @@ def evict_surpassed(writer: Writer, generation: Seeds, now_ms: int) -> int:
                 with reader.snapshot() as snapshot:
                     rows, records = snapshot.read_users(chunk)
                     known = generation.make_first_records(chunk[rows], writer.layout)
-                    found = find_surpassed(records, known)
-                    seen = snapshot.read_seen(chunk[rows][found])
-                histories = dict(zip(chunk[rows][found].tolist(), known["history_ids"][found].tolist(), strict=True))
-                kept = [user for user, item in seen.tolist() if item not in histories[user]]
-                found = found[~np.isin(chunk[rows][found], kept)]
-                if len(found):
-                    evicted += writer.evict(chunk[rows][found], records["received_ms"][found])
+                    stale_rows = find_surpassed(records, known)
+                    seen = snapshot.read_seen(chunk[rows][stale_rows])
+                histories = dict(zip(chunk[rows][stale_rows].tolist(), known["history_ids"][stale_rows].tolist(), strict=True))
+                kept_users = [user for user, item in seen.tolist() if item not in histories[user]]
+                stale_rows = stale_rows[~np.isin(chunk[rows][stale_rows], kept_users)]
+                if len(stale_rows):
+                    evicted += writer.evict(chunk[rows][stale_rows], records["received_ms"][stale_rows])
     return evicted
 
 

@@ -102,8 +102,8 @@ class Rows:
         }
         faults = find_faults(inputs)
         refusals += [Refusal(self._rows[place], reason) for place, reason in faults.items()]
-        kept = [place for place in range(len(self._rows)) if place not in faults]
-        return {name: values[kept] for name, values in inputs.items()}, np.array(self._rows, np.int64)[kept]
+        valid_places = [place for place in range(len(self._rows)) if place not in faults]
+        return {name: values[valid_places] for name, values in inputs.items()}, np.array(self._rows, np.int64)[valid_places]
 
 
 def parse_fields(value: bytes | None) -> dict[str, object]:

@@ -375,7 +375,7 @@ class Sharer:
             last = self._writer.store.read_progress().last_sequence
             self._record_status(redis_down=1, redis_lag=max(last - self._shared, 0))
 
-    def _record_status(self, **stated: float) -> None:
-        self._recorded_s, stated["redis_deferred"] = time.monotonic(), len(read_deferred(self._writer.store))
+    def _record_status(self, **status: float) -> None:
+        self._recorded_s, status["redis_deferred"] = time.monotonic(), len(read_deferred(self._writer.store))
         with self._writer.transaction() as txn:
-            self._writer.count(txn, {}, redis_seen_ms=self._writer.now_ms(), **stated)
+            self._writer.count(txn, {}, redis_seen_ms=self._writer.now_ms(), **status)
