@@ -70,8 +70,8 @@ def show(generation: Generation, repo: Repo = DEFAULT) -> None:
     """Print a generation as JSON: its manifest without the files, its tags, and what the record says of it (`acts`)."""
     shown, acts = read_facts(repo, generation), read_acts(repo)
     shown["tags"] = find_tags(acts, generation)
-    own = (asdict(act) for act in acts if act.generation == generation)
-    shown["acts"] = [{key: value for key, value in act.items() if key != "facts"} for act in own]
+    generation_acts = (asdict(act) for act in acts if act.generation == generation)
+    shown["acts"] = [{key: value for key, value in act.items() if key != "facts"} for act in generation_acts]
     typer.echo(json.dumps(shown, indent=2))
 
 
@@ -120,9 +120,9 @@ def record(repo: Repo = DEFAULT) -> None:
     if not acts:
         read_pinned_generation(repo)  # refuses a folder that is no repository
     for act in acts:
-        what = f" {act.tag!r}" if act.tag else ""
-        told = f"{act.author}  {act.action}{what}: generation {act.generation}  {act.reason}"
-        typer.echo(f"{format_time(act.time_s)} UTC  {told}".rstrip())
+        tag_text = f" {act.tag!r}" if act.tag else ""
+        line = f"{act.author}  {act.action}{tag_text}: generation {act.generation}  {act.reason}"
+        typer.echo(f"{format_time(act.time_s)} UTC  {line}".rstrip())
 
 
 def print_table(table: Table) -> None:

@@ -43,12 +43,12 @@ def follow_experiment(repository: Path) -> FollowedExperiment | None:
 
 def refuse_other_shop(repository: Path, champion: int, challenger: int) -> None:
     """Raise ConfigError where two generations are of different data sets: equal ids may name different items and users."""
-    own, other = (
+    shop, new_shop = (
         read_stage(find_stage_folder(repository, STAGES[0], generation)).shop for generation in (champion, challenger)
     )
-    if own != other:
+    if shop != new_shop:
         raise ConfigError(
-            f"Generation {challenger} is of the data set {other!r}, and generation {champion}, which answers, of {own!r}; "
+            f"Generation {challenger} is of the data set {new_shop!r}, and generation {champion}, which answers, of {shop!r}; "
             "expected one data set, because equal ids may name different items, and each has live events of its own. If it is "
             "the same shop, export it again with its former name (name in dataset.toml)."
         )
@@ -140,11 +140,11 @@ def _change(repository: Path, act: str, make: Callable[[Experiment | None], Expe
         former = read_experiment(folder)
         changed = make(former)
         changed = replace(changed, version=former.version + 1 if former else 1, changed_ms=_read_clock_ms())
-        met = former.share if former and not changed.runs else changed.share  # an ended one has share 0
-        told = f"experiment {changed.name}, {changed.mode}, share {met:g}"
-        told = f"{told}: {changed.reason}" if changed.reason else told
+        share = former.share if former and not changed.runs else changed.share  # an ended one has share 0
+        description = f"experiment {changed.name}, {changed.mode}, share {share:g}"
+        description = f"{description}: {changed.reason}" if changed.reason else description
         facts = {"experiment": changed.name, "mode": changed.mode, "champion": changed.champion}
-        record_act(repository, act, changed.challenger, reason=told, facts=facts)
+        record_act(repository, act, changed.challenger, reason=description, facts=facts)
         _write(folder, changed)  # last, so that whoever sees the change finds its record
     return changed
 

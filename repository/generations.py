@@ -50,8 +50,8 @@ def read_published_s(folder: Path) -> float:
     copy or a restored backup may have changed. Raises FileNotFoundError.
     """
     with suppress(ArtifactError):
-        if isinstance(stated := read_json(folder, MANIFEST_FILE).get(SEALED), int | float):
-            return stated
+        if isinstance(published_s := read_json(folder, MANIFEST_FILE).get(SEALED), int | float):
+            return published_s
     return (folder / MANIFEST_FILE).stat().st_mtime
 
 

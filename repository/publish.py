@@ -189,8 +189,8 @@ class Staging:
         copy_serving_code(self.folder(ENSEMBLE), (PIPELINE,))
         forbid_caches(self.folder(ENSEMBLE))
         digests = {name: compute_sha256(self.folder(name) / MANIFEST_FILE) for name in (*STAGES, *LIVE_MODELS)}
-        stated = {"generation": self.generation, SEALED: round(time.time(), 3), "stages": digests}
-        write_manifest(self.folder(ENSEMBLE), **stated, **facts)
+        seal_facts = {"generation": self.generation, SEALED: round(time.time(), 3), "stages": digests}
+        write_manifest(self.folder(ENSEMBLE), **seal_facts, **facts)
 
     def publish(
         self,
@@ -220,18 +220,18 @@ class Staging:
             self._place(specs, serving, warmup, previous, self.generation if beside is None else beside)
             if derive_live_specs(specs):
                 compile_current_rules(self.repository, self.generation)
-            held = self._find_held(self.repository)
-            if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
+            held_generations = self._find_held(self.repository)
+            if held_generations is not None:  # a server that does not answer may hold any: the next publication prunes
                 newest = list_published_generations(self.repository)[-self._keep :]
                 tagged = find_holders(read_acts(self.repository)).values()
-                used = {*held, *find_loaded(self.repository), *read_challengers(self.repository)}
-                kept = {self.generation, previous, *newest, *tagged, *used}
+                used = {*held_generations, *find_loaded(self.repository), *read_challengers(self.repository)}
+                kept_generations = {self.generation, previous, *newest, *tagged, *used}
                 try:
-                    record_late(self.repository, list_versions(self.repository) - kept)  # which is lost with their files
+                    record_late(self.repository, list_versions(self.repository) - kept_generations)  # lost with their files
                 except DependencyError as error:  # the publication stands, and the next one prunes
                     log.warning("older generations stay: %s", error)
                 else:
-                    prune(self.repository, kept)
+                    prune(self.repository, kept_generations)
         return self.generation
 
     def _place(
@@ -269,10 +269,10 @@ def refuse_full_disk(error: OSError, staging: Path) -> None:
         reason = error.args[0][0][2]
     if not FULL.search(reason):
         return
-    own, temporary = staging.parent, Path(tempfile.gettempdir())
-    own_mib, temporary_mib = (f"{shutil.disk_usage(folder).free >> 20:,} MiB" for folder in (own, temporary))
+    parent, temporary = staging.parent, Path(tempfile.gettempdir())
+    own_mib, temporary_mib = (f"{shutil.disk_usage(folder).free >> 20:,} MiB" for folder in (parent, temporary))
     raise ExportError(
-        f"The new generation cannot be written: {reason}. Its files are written into {own}, where {own_mib} are free, and "
+        f"The new generation cannot be written: {reason}. Its files are written into {parent}, where {own_mib} are free, and "
         f"temporary ones into {temporary}, where {temporary_mib} are free without them; expected enough for both. Servers keep "
         "the generation that they serve. Free space, or choose another REPO or TMPDIR, and run the command again."
     ) from error
@@ -307,10 +307,10 @@ def find_loaded(repository: Path) -> set[int]:
 
 def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelSpec]) -> None:
     """Raise ExportError when layout or tensors differ: all versions of a model share one config.pbtxt."""
-    found = read_layout(read_config(repository / ENSEMBLE / CONFIG_FILE))
-    if found != layout:
+    present_layout = read_layout(read_config(repository / ENSEMBLE / CONFIG_FILE))
+    if present_layout != layout:
         raise ExportError(
-            f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
+            f"{repository} is laid out as {present_layout!r}, this generation as {layout!r}. "
             "Generations of one repository share their layout: export into another REPO, or remove this one first."
         )
     specs = {**specs, **derive_live_specs(specs), ENSEMBLE: make_ensemble_spec(specs)}
@@ -336,9 +336,9 @@ def make_read_only(repository: Path, generation: int) -> None:
                 path.chmod(path.stat().st_mode & ~0o222)
 
 
-def prune(repository: Path, kept: set[int]) -> None:
-    """Remove all generations but those in `kept`, and the remains of failed publications."""
-    removed = list_versions(repository) - kept
+def prune(repository: Path, kept_generations: set[int]) -> None:
+    """Remove all generations but those in `kept_generations`, and the remains of failed publications."""
+    removed = list_versions(repository) - kept_generations
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         for generation in removed:
             shutil.rmtree(repository / name / str(generation), ignore_errors=True)

@@ -187,8 +187,8 @@ def read_acts(repo: Path) -> list[Act]:
     acts = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
-            stated = json.loads(line)
-            acts.append(Act(**{name: value for name, value in stated.items() if name in KEYS}))  # newer versions may add keys
+            record = json.loads(line)
+            acts.append(Act(**{name: value for name, value in record.items() if name in KEYS}))  # newer versions may add keys
         except (ValueError, TypeError, AttributeError) as error:
             if isinstance(error, json.JSONDecodeError) and _is_cut_short(line, error):
                 log.warning("%s, line %d was cut short, perhaps by a full disk, and is skipped: %s", path, number, line)
@@ -282,9 +282,9 @@ def describe_generation(
         for key, value in _flatten(manifest.get("settings", {}), "settings")
         if former.get(key) != value
     }
-    own = [act for act in acts if act.generation == generation]
-    drift = next((act.reason for act in reversed(own) if act.action == "replaced"), "")
-    verdicts = tuple(f"{act.action}: {act.reason}" for act in own if act.action in VERDICTS)
+    generation_acts = [act for act in acts if act.generation == generation]
+    drift = next((act.reason for act in reversed(generation_acts) if act.action == "replaced"), "")
+    verdicts = tuple(f"{act.action}: {act.reason}" for act in generation_acts if act.action in VERDICTS)
     return Entry(
         generation,
         generation == pinned,
@@ -296,7 +296,7 @@ def describe_generation(
         settings,
         drift,
         verdicts,
-        tuple(f"{act.action}: {act.reason}" for act in own if act.action in GATE and act.reason),
+        tuple(f"{act.action}: {act.reason}" for act in generation_acts if act.action in GATE and act.reason),
         removed,
     )
 

@@ -151,9 +151,9 @@ def _compute_novelty(popularity: np.ndarray) -> np.ndarray:
     return more_popular / max(len(by_popularity) - 1, 1)
 
 
-def _find_unknown(key: str, wanted: Iterable[str], present: Sequence[str | None]) -> Iterator[str]:
+def _find_unknown(key: str, wanted_names: Iterable[str], present: Sequence[str | None]) -> Iterator[str]:
     known = {name for name in present if name is not None}
-    for name in wanted:
+    for name in wanted_names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"The catalogue has {len(known)} others."

@@ -57,7 +57,7 @@ def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], 
 
 def describe_unknown_key(section: str, key: str, known: Collection[str]) -> str:
     """Return a message about an unknown key: the most similar known key, and all known keys."""
-    where = f"[{section}] has the unknown key {key!r}" if section else f"There is no section or key {key!r}"
+    fact = f"[{section}] has the unknown key {key!r}" if section else f"There is no section or key {key!r}"
     alike = difflib.get_close_matches(key, known, n=1)
     meant = f" Did you mean {alike[0]!r}?" if alike else ""
-    return f"{where}.{meant} Allowed: {', '.join(known)}."
+    return f"{fact}.{meant} Allowed: {', '.join(known)}."

@@ -148,8 +148,8 @@ def check_versions(repository: Path) -> Iterator[Finding]:
 def check_other_generations(repository: Path) -> Iterator[Finding]:
     """Check the files of the generations that are kept for `activate`, as they were published."""
     pinned = read_pinned_generation(repository)
-    kept = {int(folder.name) for folder in (repository / ENSEMBLE).iterdir() if folder.name.isdecimal()}
-    for generation in sorted(kept - {pinned}):
+    kept_generations = {int(folder.name) for folder in (repository / ENSEMBLE).iterdir() if folder.name.isdecimal()}
+    for generation in sorted(kept_generations - {pinned}):
         try:
             list(_verify_files(repository, generation))
         except RecommenderError as error:
@@ -161,10 +161,10 @@ def check_other_generations(repository: Path) -> Iterator[Finding]:
 
 def _verify_files(repository: Path, generation: int) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the version folders of a generation, each with its manifest. Raises ArtifactError unless all is as published."""
-    own = repository / ENSEMBLE / str(generation)
-    for folder in (own, *(find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS))):
+    ensemble_folder = repository / ENSEMBLE / str(generation)
+    for folder in (ensemble_folder, *(find_stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS))):
         yield folder, verify_manifest(folder)
-    get_section(read_json(own, MANIFEST_FILE), "stages", own)
+    get_section(read_json(ensemble_folder, MANIFEST_FILE), "stages", ensemble_folder)
     refuse_changed_manifests(repository, generation)
 
 
@@ -177,8 +177,8 @@ def check_record(repository: Path) -> Iterator[Finding]:
         yield Finding("warning", RECORD_FILE, f"It cannot be read: {error}", "Move the file away to start a new one.")
         return
     for generation, act in recorded_acts.items():
-        recorded, found = act.facts.get(MANIFEST_SHA256), hash_manifest(repository, generation)
-        if recorded and found and found != recorded:
+        recorded_digest, digest = act.facts.get(MANIFEST_SHA256), hash_manifest(repository, generation)
+        if recorded_digest and digest and digest != recorded_digest:
             fact = "It is not the manifest whose SHA-256 was recorded when the generation was published"
             yield Finding("warning", f"{ENSEMBLE}/{generation}/{MANIFEST_FILE}", fact, remedy)
 
@@ -229,9 +229,9 @@ def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]
     named = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
         if record.name in named:
-            stated = read_record_fields(config, record.name) or "nothing"
-            if stated != record.stated_fields:
-                yield f"The record {record.name} has {stated} in config.pbtxt, and {record.stated_fields} in stage.json"
+            config_fields = read_record_fields(config, record.name) or "nothing"
+            if config_fields != record.stated_fields:
+                yield f"The record {record.name} has {config_fields} in config.pbtxt, and {record.stated_fields} in stage.json"
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
@@ -267,12 +267,12 @@ def check_response_cache(repository: Path) -> Iterator[Finding]:
     """Check that the response cache is off where answers change: its entries never expire."""
     models = list(list_models_in(repository))
     cached = [f"{name}/{CONFIG_FILE}" for name in models if read_config(repository / name / CONFIG_FILE).response_cache.enable]
-    kept = "The client's cache (docs/caching.md) keeps answers for a while."
+    cache_hint = "The client's cache (docs/caching.md) keeps answers for a while."
     if has_update_source(repository, read_pinned_generation(repository)):
         fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
-        remedy = f"Leave response_cache out ([serving]), or the brokers ([tables]). {kept}"
+        remedy = f"Leave response_cache out ([serving]), or the brokers ([tables]). {cache_hint}"
         yield from (Finding("error", where, fact, remedy) for where in cached)
     elif set(LIVE_MODELS) & set(models):
         fact = "The response cache keeps answers, also those from before an event or a change of a rule"
-        remedy = f"Leave response_cache out ([serving]) unless nobody posts events. {kept}"
+        remedy = f"Leave response_cache out ([serving]) unless nobody posts events. {cache_hint}"
         yield from (Finding("warning", where, fact, remedy) for where in cached)

@@ -42,12 +42,12 @@ def read_recorded(path: Path) -> Recorded:
     return Recorded(inputs, {k.removeprefix("out_"): v for k, v in arrays.items() if k.startswith("out_")})
 
 
-def compare_answers(got: Arrays, expected: Arrays, tolerance: float = SCORE_TOLERANCE) -> str:
+def compare_answers(answers: Arrays, expected: Arrays, tolerance: float = SCORE_TOLERANCE) -> str:
     """Return "" when ids are equal and scores within `tolerance` (absolute or relative), otherwise the difference."""
-    ids_differ = (got["item_ids"] != expected["item_ids"]).any(axis=1)
+    ids_differ = (answers["item_ids"] != expected["item_ids"]).any(axis=1)
     if ids_differ.any():
         row = int(np.argmax(ids_differ))
         return f"{ids_differ.sum()} of {len(ids_differ)} id lists differ, first request {row}"
-    if not np.allclose(got["scores"], expected["scores"], rtol=tolerance, atol=tolerance, equal_nan=False):
-        return f"scores differ by up to {np.abs(got['scores'] - expected['scores']).max():.2g}"
+    if not np.allclose(answers["scores"], expected["scores"], rtol=tolerance, atol=tolerance, equal_nan=False):
+        return f"scores differ by up to {np.abs(answers['scores'] - expected['scores']).max():.2g}"
     return ""

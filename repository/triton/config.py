@@ -226,15 +226,15 @@ def read_spec(config: pb.ModelConfig) -> ModelSpec:
 
 def compare_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
     """Return "" when a config states the tensors of `spec`, otherwise the tensors that only one of them has."""
-    stated, known = ({t.text for t in (*side.inputs, *side.outputs)} for side in (read_spec(config), spec))
-    return ", ".join(sorted(stated ^ known))
+    config_tensors, spec_tensors = ({t.text for t in (*side.inputs, *side.outputs)} for side in (read_spec(config), spec))
+    return ", ".join(sorted(config_tensors ^ spec_tensors))
 
 
 def read_tensor(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
     """Return the tensor as a record when the config states its fields, otherwise the tensor itself."""
-    stated = read_record_fields(config, tensor.name)
-    if not stated:
+    fields_text = read_record_fields(config, tensor.name)
+    if not fields_text:
         return tensor
-    fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", stated)
+    fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", fields_text)
     specs = (TensorSpec(name, dtype, tuple(int(n) for n in dims.split(",") if n)) for name, dtype, dims in fields)
     return RecordSpec(**vars(tensor), fields=tuple(specs))

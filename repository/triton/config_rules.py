@@ -49,26 +49,26 @@ def find_warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
                 yield from _find_file_faults(entry, folder / entry.input_data_file)
 
 
-def _find_tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, stated: pb.ModelInput | None) -> Iterator[str]:
+def _find_tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, tensor: pb.ModelInput | None) -> Iterator[str]:
     """Yield the faults of one warm-up tensor. Its dims, like those of the model's input, exclude the batch axis."""
-    if stated is None:
+    if tensor is None:
         yield f"Warm-up {warmup} sends {name}, which the model does not take"
         return
-    if entry.data_type != stated.data_type:
-        sent, expected = (pb.DataType.Name(kind) for kind in (entry.data_type, stated.data_type))
+    if entry.data_type != tensor.data_type:
+        sent, expected = (pb.DataType.Name(kind) for kind in (entry.data_type, tensor.data_type))
         yield f"Warm-up {warmup} sends {name} as {sent}, the model takes {expected}"
-    fits = len(entry.dims) == len(stated.dims) and all(b in (-1, a) for a, b in zip(entry.dims, stated.dims, strict=True))
+    fits = len(entry.dims) == len(tensor.dims) and all(b in (-1, a) for a, b in zip(entry.dims, tensor.dims, strict=True))
     if not fits or any(size < 1 for size in entry.dims):
-        yield f"Warm-up {warmup} sends {name} with the dims {list(entry.dims)}, the model takes {list(stated.dims)}"
+        yield f"Warm-up {warmup} sends {name} with the dims {list(entry.dims)}, the model takes {list(tensor.dims)}"
 
 
 def _find_file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
     """Yield a fault where the file of a warm-up tensor is missing or too short for one row."""
-    where = f"warmup/{entry.input_data_file}"
+    file_name = f"warmup/{entry.input_data_file}"
     if not path.is_file():
-        yield f"{where}: The file is missing"
+        yield f"{file_name}: The file is missing"
     elif path.stat().st_size < (least := count_row_bytes(entry)):
-        yield f"{where} holds {path.stat().st_size} bytes; one row of its tensor takes at least {least}"
+        yield f"{file_name} holds {path.stat().st_size} bytes; one row of its tensor takes at least {least}"
 
 
 def count_row_bytes(entry: pb.ModelWarmup.Input) -> int:
@@ -97,8 +97,8 @@ def find_ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConf
         )
         for tensor, source in step.input_map.items():
             if not can_connect(known.get(source), inputs.get(tensor)):
-                sent, taken = (describe_end(side) for side in (known.get(source), inputs.get(tensor)))
-                yield f"Edge {source} -> {model.name}.{tensor}: the source is {sent}, the input is {taken}"
+                source_text, input_text = (describe_end(side) for side in (known.get(source), inputs.get(tensor)))
+                yield f"Edge {source} -> {model.name}.{tensor}: the source is {source_text}, the input is {input_text}"
         known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
 
 

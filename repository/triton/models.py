@@ -142,10 +142,10 @@ def read_published_digests(repo: Path, generation: int) -> dict[Path, str]:
 
     Empty for a generation that this project did not publish. Raises ArtifactError when its own manifest cannot be read.
     """
-    own = repo / ENSEMBLE / str(generation)
-    if not (own / MANIFEST_FILE).is_file() or "stages" not in (manifest := read_json(own, MANIFEST_FILE)):
+    folder = repo / ENSEMBLE / str(generation)
+    if not (folder / MANIFEST_FILE).is_file() or "stages" not in (manifest := read_json(folder, MANIFEST_FILE)):
         return {}
-    digests = get_section(manifest, "stages", own)
+    digests = get_section(manifest, "stages", folder)
     paths = {name: find_stage_folder(repo, name, generation) / MANIFEST_FILE for name in (*STAGES, *LIVE_MODELS, *digests)}
     return {path: digests.get(name, "") for name, path in paths.items() if name in digests or path.is_file()}
 
