@@ -262,8 +262,8 @@ def status(grpc_port: OneServer = None) -> None:
     for path in find_unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; no command can find the server it was written for.", err=True)
     if not states:
-        where = "here" if grpc_port is None else f"here on gRPC port {grpc_port}"
-        typer.echo(f"no server is running {where}. Start one with `make serve`.")
+        place = "here" if grpc_port is None else f"here on gRPC port {grpc_port}"
+        typer.echo(f"no server is running {place}. Start one with `make serve`.")
     if broken or not states:
         raise typer.Exit(1)
 
@@ -306,8 +306,8 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     """Move a running server to another published generation, without a failed request."""
     state = _choose_server(find_running_servers(RUN_DIR), grpc_port)
     if state is None:
-        where = f" on gRPC port {grpc_port}" if grpc_port else ""
-        raise ServerError(f"No server started here runs{where}. `python -m server status` lists them for --grpc-port.")
+        port_text = f" on gRPC port {grpc_port}" if grpc_port else ""
+        raise ServerError(f"No server started here runs{port_text}. `python -m server status` lists them for --grpc-port.")
     before = control.activate(state, generation, RUN_DIR)
     typer.echo(f"generation {generation} answers at {state.grpc_url} (before: {before})")
 
@@ -325,8 +325,8 @@ def _find_fault(state: ServerState) -> str:
     """Return why a running server must be restarted; "" if it need not be."""
     if state.fault:
         return state.fault
-    lost = count_lost_stubs(state.pid)
-    return f"{lost} of its Python model process(es) died" if lost else ""
+    n_lost_stubs = count_lost_stubs(state.pid)
+    return f"{n_lost_stubs} of its Python model process(es) died" if n_lost_stubs else ""
 
 
 def _describe_restart(state: ServerState) -> str:
@@ -356,24 +356,24 @@ def _refuse_other_settings(running: ServerState, requested: Settings) -> None:
     """Raise ServerError when a passed setting differs from the running server's; only a restart changes one."""
     other = {name: value for name, value in requested.items() if value != running.settings.get(name)}
     if other:
-        has = ", ".join(f"{name} {str(running.settings.get(name, 'unknown')) or 'none'}" for name in other)
-        wanted = ", ".join(f"{name} {value}" for name, value in other.items())
+        running_text = ", ".join(f"{name} {str(running.settings.get(name, 'unknown')) or 'none'}" for name in other)
+        wanted_text = ", ".join(f"{name} {value}" for name, value in other.items())
         raise ServerError(
-            f"A server already runs with {has}: {_describe(running)}. Expected {wanted}, which needs a restart: "
+            f"A server already runs with {running_text}: {_describe(running)}. Expected {wanted_text}, which needs a restart: "
             f"python -m server stop --grpc-port {running.ports.grpc}, then start again."
         )
 
 
 def _move_to_pinned(state: ServerState) -> bool:
     """Move a running server to the pinned generation. Return False when it cannot move and must be restarted."""
-    served, wanted = find_served_generation(state.grpc_url), read_pinned_generation(state.repo)
-    gone = served not in list_published_generations(state.repo)  # pruned, so the server cannot move
-    another = state.content != hash_manifest(state.repo, served)  # the repository was replaced
-    if gone or another:
+    served_generation, pinned_generation = find_served_generation(state.grpc_url), read_pinned_generation(state.repo)
+    is_pruned = served_generation not in list_published_generations(state.repo)  # pruned, so the server cannot move
+    is_replaced = state.content != hash_manifest(state.repo, served_generation)  # the repository was replaced
+    if is_pruned or is_replaced:
         return False
-    control.activate(state, wanted, RUN_DIR)
-    if served != wanted:
-        typer.echo(f"moved to the pinned generation: {served} -> {wanted}")
+    control.activate(state, pinned_generation, RUN_DIR)
+    if served_generation != pinned_generation:
+        typer.echo(f"moved to the pinned generation: {served_generation} -> {pinned_generation}")
     return True
 
 

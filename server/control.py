@@ -48,13 +48,13 @@ def find_running_servers(run_dir: Path, repo: Path | None = None) -> list[Server
 
 def find_held_generations(repo: Path, run_dir: Path) -> set[int] | None:
     """Return the generations of `repo` that running servers have loaded; None when one of the servers does not answer."""
-    held: set[int] = set()
+    generations: set[int] = set()
     for state in find_running_servers(run_dir, repo):
         versions = find_held_versions(state.grpc_url)
         if not versions:
             return None
-        held |= versions
-    return held
+        generations |= versions
+    return generations
 
 
 def clear_stale(run_dir: Path) -> list[ServerState]:

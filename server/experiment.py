@@ -98,8 +98,8 @@ def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo 
 def status(repo: Repo = DEFAULT) -> None:
     """Print the latest experiment of a repository."""
     experiment = read_experiment(find_experiment_folder(repo))
-    held = read_challengers(repo)
-    takes_memory = f"; generation {held[0]} still takes memory: python -m server experiment stop" if held else ""
+    challengers = read_challengers(repo)
+    takes_memory = f"; generation {challengers[0]} still takes memory: python -m server experiment stop" if challengers else ""
     if experiment is None:
         typer.echo(f"no experiment was started on {repo}{takes_memory}")
         return

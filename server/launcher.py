@@ -306,7 +306,7 @@ class TritonServer:
                 return f"made no progress for {self.stalled_after_s:.0f} s: {health.list_unready(self.grpc_url)}"
             time.sleep(POLL_S)
 
-    def _describe_failure(self, what: str, failure: log.Failure) -> str:
+    def _describe_failure(self, fact: str, failure: log.Failure) -> str:
         return (
-            f"tritonserver {what}; {failure}\nWhole log: {self.log_path}. `make check REPO={self.repo}` may say how to fix it."
+            f"tritonserver {fact}; {failure}\nWhole log: {self.log_path}. `make check REPO={self.repo}` may say how to fix it."
         )

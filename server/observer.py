@@ -40,8 +40,8 @@ class Observer:
             self._members, self._scanned_s = processes.find_server_members(state.tag), now_s
         statuses = [read_status(process) for process in self._members]
         # A stub that died before it was scanned is not among the members; only its parent shows that it is lost.
-        if (is_scan or psutil.STATUS_ZOMBIE in statuses) and (lost := processes.count_lost_stubs(state.pid)):
-            return f"{lost} of its Python model process(es) died"
+        if (is_scan or psutil.STATUS_ZOMBIE in statuses) and (n_lost_stubs := processes.count_lost_stubs(state.pid)):
+            return f"{n_lost_stubs} of its Python model process(es) died"
         if psutil.STATUS_STOPPED not in statuses:
             self._paused_since_s = None
         elif self._paused_since_s is None:
@@ -57,11 +57,11 @@ class Observer:
         self._asked_s = now_s
         try:
             ask(self._state.grpc_url, ASK_TIMEOUT_S)
-            answered = True
+            is_answered = True
         except ServerError as error:
-            answered = "Deadline" not in str(error)  # an immediate refusal is no hang
+            is_answered = "Deadline" not in str(error)  # an immediate refusal is no hang
         answers = _count_answers(self._state.grpc_url) or self._answers
-        if answered or answers > self._answers:
+        if is_answered or answers > self._answers:
             self._progress_s = now_s
         self._answers = answers
         if now_s - self._progress_s > HANGS_S:

@@ -75,8 +75,8 @@ def activate(grpc_url: str, repo: Path, generation: int, writes: bool = True) ->
             if old != generation:
                 _move(client, repo, steps, old, generation, writes)
                 wait_drained(grpc_url, old)
-            held = find_held_versions(grpc_url) - {generation}
-            _pin_and_unload(client, grpc_url, repo, steps if held else [], generation, writes)
+            held_versions = find_held_versions(grpc_url) - {generation}
+            _pin_and_unload(client, grpc_url, repo, steps if held_versions else [], generation, writes)
     return old
 
 

@@ -144,8 +144,8 @@ def _list_files(folder: Path, digests: Mapping[Path, str]) -> list[PublishedFile
     manifest = folder / MANIFEST_FILE
     if not manifest.is_file():
         return []
-    stated = load_manifest(folder)["files"]
-    published = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in stated.items()}
+    manifest_files = load_manifest(folder)["files"]
+    published = {name: fact.get("sha256", "") if isinstance(fact, dict) else "" for name, fact in manifest_files.items()}
     files = [PublishedFile(folder / name, digest) for name, digest in published.items()]
     return [PublishedFile(manifest, digests[manifest] if manifest in digests else compute_sha256(manifest)), *files]
 

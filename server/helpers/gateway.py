@@ -46,9 +46,9 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
     if not moves:
         stop(state.tag)
     if not is_free(port):
-        kept = f"its gateway stays at {state.settings['gateway_url']}" if moves else "has no gateway"
+        outcome = f"its gateway stays at {state.settings['gateway_url']}" if moves else "has no gateway"
         raise ServerError(
-            f"The server answers, but {kept}: port {port} is taken. Stop what listens there, or choose another port: "
+            f"The server answers, but {outcome}: port {port} is taken. Stop what listens there, or choose another port: "
             "make serve GATEWAY_PORT=…"
         )
     stop(state.tag)
@@ -62,12 +62,12 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path, keep_port:
         reason = last_line.removeprefix("error: ").rstrip(".")
         if not runs:
             raise ServerError(f"The server answers, but its gateway does not start: {reason}. Whole log: {log_path}.")
-        kept = f"It is started again as it was, at {state.settings['gateway_url']}."
+        outcome = f"It is started again as it was, at {state.settings['gateway_url']}."
         process, log_path = _start(state, int(state.settings["gateway_port"]), str(state.settings["gateway_config"]), run_dir)
         if wait_for_start(process, log_path, LISTENS, START_TIMEOUT_S):
             stop(state.tag)
-            kept = f"Nor does it start as it was, so there is no gateway now. Correct the settings; its log is {log_path}."
-        raise ServerError(f"The gateway does not start as asked: {reason}. {kept}")
+            outcome = f"Nor does it start as it was, so there is no gateway now. Correct the settings; its log is {log_path}."
+        raise ServerError(f"The gateway does not start as asked: {reason}. {outcome}")
     url = log_path.read_text(errors="replace").rpartition(LISTENS)[2].split('"')[0]
     return state.change(run_dir, settings=state.settings | settings | {"gateway_url": url})
 

@@ -51,10 +51,10 @@ def follow(state: ServerState, run_dir: Path, waits: bool = True) -> None:
     waits: until the updater follows its source or fails; otherwise only its log tells
     """
     running, helpers = find_helpers(state.tag), list_helpers(state)
-    kept = {name: _find_supervised(helper, running) for name, helper in helpers.items()}
-    processes.terminate([process for process in running if not any(process in each for each in kept.values())])
+    kept_processes = {name: _find_supervised(helper, running) for name, helper in helpers.items()}
+    processes.terminate([process for process in running if not any(process in each for each in kept_processes.values())])
     for name, helper in helpers.items():
-        if kept[name]:
+        if kept_processes[name]:
             continue
         log_path = make_log_path(state, run_dir, name)
         process = start_supervised(log_path, helper.command, helper.folder, helper.every_s)
@@ -103,10 +103,10 @@ def make_log_path(state: ServerState, run_dir: Path, name: str) -> Path:
 
 
 def _list_live_helpers(state: ServerState) -> dict[str, Helper]:
-    found = read_live_settings(state)
-    if found is None:
+    live_settings = read_live_settings(state)
+    if live_settings is None:
         return {}
-    info, settings = found
+    info, settings = live_settings
     run, common = ["-m", LIVE_MODULE], ["--repo", str(state.repo), "--tag", state.tag]
     helpers = {"maintain": Helper([*run, "maintain", *common], every_s=MAINTAIN_EVERY_S)}
     if settings.brokers:
@@ -119,8 +119,8 @@ def _list_live_helpers(state: ServerState) -> dict[str, Helper]:
 def _list_updaters(state: ServerState) -> dict[str, Helper]:
     """Return the updater of the served generation, and of a challenger, with whose answers it is compared."""
     names = {challenger: f"{UPDATER}-{challenger}" for challenger in read_challengers(state.repo)} | {state.generation: UPDATER}
-    found = {name: _find_updater(state, generation) for generation, name in names.items()}
-    return {name: helper for name, helper in found.items() if helper is not None}
+    updaters = {name: _find_updater(state, generation) for generation, name in names.items()}
+    return {name: helper for name, helper in updaters.items() if helper is not None}
 
 
 def _find_updater(state: ServerState, generation: int) -> Helper | None:
@@ -137,8 +137,8 @@ def _find_updater(state: ServerState, generation: int) -> Helper | None:
 
 def _find_supervised(helper: Helper, running: list[psutil.Process]) -> list[psutil.Process]:
     """Return the processes of a helper; none without its supervisor, because nothing would restart it."""
-    found = [process for process in running if processes.read_command(process)[-len(helper.command) :] == helper.command]
-    return found if any(processes.runs_module(process, supervisor.__name__) for process in found) else []
+    matches = [process for process in running if processes.read_command(process)[-len(helper.command) :] == helper.command]
+    return matches if any(processes.runs_module(process, supervisor.__name__) for process in matches) else []
 
 
 def _wait_for_updater(state: ServerState, process: subprocess.Popen, log_path: Path) -> None:

@@ -19,10 +19,10 @@ LAGS = {"kafka_lag", "redis_lag"}  # of `observe`: other models have metrics of 
 
 def describe_redis_and_kafka(state: ServerState, run_dir: Path) -> list[str]:
     """Return a line for each of Redis and Kafka that the served generation's live settings name."""
-    found = generation_helpers.read_live_settings(state)
-    if found is None:
+    live_settings = generation_helpers.read_live_settings(state)
+    if live_settings is None:
         return []
-    info, settings = found
+    info, settings = live_settings
     names = {"consume": f"Kafka at {settings.brokers}, topic {settings.topic}"} if settings.brokers else {}
     names |= {"share": f"Redis at {info.live_redis}"} if info.live_redis else {}
     if not names:

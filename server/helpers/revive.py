@@ -31,10 +31,10 @@ class HelperWatch:
         if generation_helpers.is_one_left_over(self._state):
             missing.add(LEFT_OVER)
         self._since_s = {name: self._since_s.get(name, now_s) for name in missing}
-        gone = sorted(name for name, since_s in self._since_s.items() if now_s - since_s >= MOVE_S)
-        if not gone or self._is_over():
+        overdue_names = sorted(name for name, since_s in self._since_s.items() if now_s - since_s >= MOVE_S)
+        if not overdue_names or self._is_over():
             return ""
-        started = ", ".join(name for name in gone if name != LEFT_OVER)
+        started = ", ".join(name for name in overdue_names if name != LEFT_OVER)
         done = f"helpers that were missing are started: {started}" if started else f"a helper is ended: {LEFT_OVER}"
         try:
             generation_helpers.follow(self._state, self._run_dir, waits=False)  # the server must be looked at meanwhile

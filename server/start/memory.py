@@ -61,8 +61,8 @@ def measure_available_bytes(cgroup: Path = CGROUP) -> int:
         fields = dict(line.split() for line in stat.splitlines())
         # Inactive file pages (an export has just written its arrays) are reclaimed before the limit applies; `docker stats`
         # excludes them too.
-        held = max(int(used) - int(fields.get(cache_field, 0)), 0)
-        return machine if limit == "max" else min(machine, max(int(limit) - held, 0))
+        held_bytes = max(int(used) - int(fields.get(cache_field, 0)), 0)
+        return machine if limit == "max" else min(machine, max(int(limit) - held_bytes, 0))
     return machine
 
 

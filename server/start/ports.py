@@ -55,13 +55,13 @@ def check_free(ports: Ports) -> None:
     A port without a visible holder may belong to a server that was just killed, so it gets CLOSING_S to become free.
     """
     deadline_s = time.monotonic() + CLOSING_S
-    while taken := [(name, port, _find_holder(port)) for name, port in asdict(ports).items() if not is_free(port)]:
-        may_be_closing = all(port >= FIRST_OPEN_PORT and not holder for _, port, holder in taken)
+    while conflicts := [(name, port, _find_holder(port)) for name, port in asdict(ports).items() if not is_free(port)]:
+        may_be_closing = all(port >= FIRST_OPEN_PORT and not holder for _, port, holder in conflicts)
         if not may_be_closing or time.monotonic() > deadline_s:
             break
         time.sleep(POLL_S)
-    if taken:
-        facts = [f"{name} port {port} is taken by {holder or _describe_other_holder(port)}" for name, port, holder in taken]
+    if conflicts:
+        facts = [f"{name} port {port} is taken by {holder or _describe_other_holder(port)}" for name, port, holder in conflicts]
         raise ServerError(
             f"{'; '.join(facts)}. Stop what listens there (`make stop` if it was started here), "
             "or choose others: make serve GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…"
@@ -75,10 +75,10 @@ def check_host(host: str) -> None:
             sock.bind((host, 0))
     except OSError as error:
         addresses = (address for known in psutil.net_if_addrs().values() for address in known)
-        own = sorted({address.address for address in addresses if address.family == socket.AF_INET})
+        own_addresses = sorted({address.address for address in addresses if address.family == socket.AF_INET})
         raise ServerError(
             f"No server can listen at {host} ({error.strerror or error}). Expected an IPv4 address of this machine "
-            f"({', '.join(own)}) or {ANY_ADDRESS}, which is all of them."
+            f"({', '.join(own_addresses)}) or {ANY_ADDRESS}, which is all of them."
         ) from error
 
 

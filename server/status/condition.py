@@ -68,9 +68,9 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
         return Condition(starts if state is not None else describe_unready(None))
     warnings = (lost_key, *_list_warnings(state)) if state else ()
     facts = ", ".join(filter(None, (_describe_models(states), *warnings)))
-    if state is not None and (lost := count_lost_stubs(state.pid)):
+    if state is not None and (n_lost_stubs := count_lost_stubs(state.pid)):
         return Condition(
-            f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
+            f"{n_lost_stubs} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
         )
     if states and (unready := describe_unready(states)):
         return Condition(unready, facts)

@@ -54,9 +54,9 @@ def find_first_failure(log: str) -> Failure | None:
             continue
         message = PREFIX.sub("", line).rstrip('"')
         for pattern in FAILURES:
-            if found := pattern.search(message):
-                reason = found["reason"].replace("\\n", "\n").strip()
-                return Failure(found["model"], f"{LOST} {reason}" if UNHEALTHY in reason else reason)
+            if match := pattern.search(message):
+                reason = match["reason"].replace("\\n", "\n").strip()
+                return Failure(match["model"], f"{LOST} {reason}" if UNHEALTHY in reason else reason)
     return None
 
 
@@ -96,7 +96,7 @@ def explain(log: str) -> Failure:
     if failure := find_first_failure(log):
         return failure
     if find_ending_signal(log) in CRASHES:
-        crash = log[: [found.start() for found in ENDED.finditer(log)][-1]].splitlines()[-CRASH_LINES:]
+        crash = log[: [match.start() for match in ENDED.finditer(log)][-1]].splitlines()[-CRASH_LINES:]
         return Failure(None, "\n".join(line for line in crash if not TABLE_LINE.match(line)))
     lines = [line for line in log.splitlines() if not any(remark in line for remark in HARMLESS)]
     errors = [line for line in lines if ERROR_LINE.match(line) or line.startswith("error:")]
