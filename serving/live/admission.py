@@ -165,9 +165,9 @@ class ChangeAdmission:
                 return f"{name} is {value[:40]!r}, which is not the text of the id {changed_id}"
         return self._find_contradiction(columns) if kind == b"item" else ""
 
-    def _find_contradiction(self, given: Mapping[str, object]) -> str:
+    def _find_contradiction(self, item_columns: Mapping[str, object]) -> str:
         """Return a message where a column of an item is given twice, by its name or by its roles, with different values."""
-        columns = self._read_item(given)
+        columns = self._read_item(item_columns)
         for name in self.roles.values():
             same = [other for other in (name, *(role for role in self.roles if self.roles[role] == name)) if other in columns]
             for other in same[1:]:
@@ -192,18 +192,18 @@ class ChangeAdmission:
         texts = [json.dumps(columns, ensure_ascii=False).encode() for columns in changes]
         return EventBatch(headers, [b""] * count, [b""] * count, texts)
 
-    def _read_item(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _read_item(self, item_columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return an item's columns, tidied, with its flags as true or false."""
-        columns, kinds = tidy(given), self.columns["item"]
+        columns, kinds = tidy(item_columns), self.columns["item"]
         flags = {name: read_flag(value) for name, value in columns.items() if value is not None and kinds[name] == "flag"}
         return columns | flags
 
-    def _unify(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _unify(self, item_columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return an item's columns, each with a role under its name and its role: neither of the two keeps an older value."""
-        columns, names = self._read_item(given), list(self.roles.items())
-        for own, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
-            if own in columns and other not in columns:
-                columns[other] = columns[own]
+        columns, names = self._read_item(item_columns), list(self.roles.items())
+        for key, other in (*names, *((name, role) for role, name in names)):  # by names, because a column may have two roles
+            if key in columns and other not in columns:
+                columns[other] = columns[key]
         return columns
 
 

@@ -38,8 +38,8 @@ class CatalogueTimes:
 
         A column counts that was set in the second of the row's change, or later.
         """
-        kept = (self._drop_older(change) if change.type == ITEM_CHANGED else change for change in changes)
-        return [change for change in kept if change.columns]
+        newer_changes = (self._drop_older(change) if change.type == ITEM_CHANGED else change for change in changes)
+        return [change for change in newer_changes if change.columns]
 
     def _drop_older(self, change: Change) -> Change:
         row = int(np.searchsorted(self.item_ids, change.id))

@@ -35,11 +35,11 @@ def find_unchanged(
 ) -> np.ndarray:
     """Return which users, bool [N], still have `received_ms`, int64 [N], as the arrival of their latest event."""
     offset = find_offset(layout.user, "received_ms")
-    stated = received_ms.astype("<i8").tobytes()
+    expected_bytes = received_ms.astype("<i8").tobytes()
     records = (txn.get(key, db=store.users) for key in make_id_keys(user_ids))
     return np.array(
         [
-            record is not None and record[offset : offset + 8] == stated[8 * row : 8 * row + 8]
+            record is not None and record[offset : offset + 8] == expected_bytes[8 * row : 8 * row + 8]
             for row, record in enumerate(records)
         ],
         bool,

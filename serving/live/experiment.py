@@ -105,8 +105,8 @@ def read_experiment(folder: Path) -> Experiment | None:
     """Return the experiment of a live store; None if none was ever started. Raises ArtifactError."""
     path = folder / EXPERIMENT_FILE
     try:
-        stated, known = json.loads(path.read_text()), {each.name for each in fields(Experiment)}
-        return Experiment(**{name: value for name, value in stated.items() if name in known})  # newer versions may add keys
+        record, names = json.loads(path.read_text()), {each.name for each in fields(Experiment)}
+        return Experiment(**{name: value for name, value in record.items() if name in names})  # newer versions may add keys
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError, ArtifactError) as error:

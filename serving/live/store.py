@@ -217,10 +217,10 @@ def has_store(folder: Path) -> bool:
         ) from error
 
 
-def find_live_folder(repository: Path, stated: str = "") -> Path:
+def find_live_folder(repository: Path, live_folder: str = "") -> Path:
     """Return the folder of a repository's store: the stated one, or by default `<repository>.live`."""
     repository = repository.resolve()
-    return Path(stated) if stated else repository.with_name(f"{repository.name}.live")
+    return Path(live_folder) if live_folder else repository.with_name(f"{repository.name}.live")
 
 
 def set_aside(folder: Path, shop: str) -> Path | None:

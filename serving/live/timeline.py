@@ -28,9 +28,9 @@ class Timeline(NamedTuple):
         """
         before = [(as_of_ms, first_ms)] if first_ms else []
         known = [(max(start, as_of_ms), end) for start, end in (*before, *pauses_ms)]
-        kept = [(start, end) for start, end in known if end - start > PAUSE_MS]
-        ends = np.array([end for _, end in kept], np.int64) // 1000
-        return cls(ends, ends - np.array([start for start, _ in kept], np.int64) // 1000)
+        pauses = [(start, end) for start, end in known if end - start > PAUSE_MS]
+        ends = np.array([end for _, end in pauses], np.int64) // 1000
+        return cls(ends, ends - np.array([start for start, _ in pauses], np.int64) // 1000)
 
     def skip_pauses(self, time_s: int) -> int:
         """Return a moment, unix seconds, in feature time, which stands still during a pause."""

@@ -32,7 +32,7 @@ def apply_to_users(users: np.ndarray, rows: np.ndarray, events: np.ndarray) -> N
         if not len(rows):
             return
     session = {"session_ms": "time_ms", "session_values": "value", "session_kinds": "kind"}
-    insert_newest(users, "session_ids", {name: events[given] for name, given in session.items()}, rows, events["item_id"])
+    insert_newest(users, "session_ids", {name: events[column] for name, column in session.items()}, rows, events["item_id"])
     positive, counted = ((events["flags"] & flag) != 0 for flag in (Flags.POSITIVE, Flags.COUNTED))
     if positive.any():
         seconds = (events["time_ms"][positive] // 1000).astype(np.uint32)

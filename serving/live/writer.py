@@ -177,10 +177,10 @@ class Writer:
                 self.count(txn, {"evicted_users": int(rows.sum())})
         return int(rows.sum())
 
-    def count(self, txn: lmdb.Transaction[bytes], added: Mapping[str, float], **stated: float) -> None:
+    def count(self, txn: lmdb.Transaction[bytes], added: Mapping[str, float], **states: float) -> None:
         """Add to the store's counters (Store.read_counters) and state values, within a transaction."""
         counters = json.loads(bytes(txn.get(COUNTERS, db=self.store.meta) or b"{}"))
-        counters |= {name: counters.get(name, 0) + value for name, value in added.items()} | stated
+        counters |= {name: counters.get(name, 0) + value for name, value in added.items()} | states
         txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
 
     def append_within(self, txn: lmdb.Transaction[bytes], batch: EventBatch) -> np.ndarray:
@@ -320,10 +320,10 @@ class Writer:
         return len(ends)
 
     def _check_layout(self, txn: lmdb.Transaction[bytes]) -> None:
-        stated = txn.get(LAYOUT, db=self.store.meta)
-        if stated is None:
+        stored_layout = txn.get(LAYOUT, db=self.store.meta)
+        if stored_layout is None:
             txn.put(LAYOUT, self.layout.to_json(), db=self.store.meta)
-        elif (made_for := Layout.from_json(stated)) != self.layout:
+        elif (made_for := Layout.from_json(stored_layout)) != self.layout:
             raise ConfigError(
                 f"The live store in {self.store.folder} was made for {made_for}; this generation needs "
                 f"{self.layout}. Export with the same length of history, or move the folder away: then a new store begins."
@@ -331,10 +331,10 @@ class Writer:
 
     def _check_shop(self, txn: lmdb.Transaction[bytes], shop: str) -> None:
         """State the shop in a store that has none. shop: "" leaves the store's own"""
-        stated = bytes(txn.get(SHOP, db=self.store.meta) or b"").decode()
-        if shop and stated and stated != shop:
+        origin = bytes(txn.get(SHOP, db=self.store.meta) or b"").decode()
+        if shop and origin and origin != shop:
             raise ConfigError(
-                f"The live store in {self.store.folder} holds the events of {stated!r}, not those of {shop!r}, whose equal ids "
+                f"The live store in {self.store.folder} holds the events of {origin!r}, not those of {shop!r}, whose equal ids "
                 "would be mixed up with them. Move the folder away: then a new store begins."
             )
         if shop:

@@ -163,17 +163,17 @@ def read_ring(whole, real, short, cell, now):
 @compiled
 def add_to_decay(whole, real, cell, now, value):
     """Add a value to the decayed count and sum, and move their time forward if the value is newer."""
-    at = cell[AT]
-    moment = whole[at]
+    start = cell[AT]
+    moment = whole[start]
     if now >= moment:
         faded = decay(now - moment, cell[SPAN_MS])
-        real[at + 1] = real[at + 1] * faded + 1.0
-        real[at + 2] = real[at + 2] * faded + value
-        whole[at] = now
+        real[start + 1] = real[start + 1] * faded + 1.0
+        real[start + 2] = real[start + 2] * faded + value
+        whole[start] = now
     else:
         faded = decay(moment - now, cell[SPAN_MS])
-        real[at + 1] += faded
-        real[at + 2] += faded * value
+        real[start + 1] += faded
+        real[start + 2] += faded * value
 
 
 @compiled
@@ -182,8 +182,8 @@ def read_decay(whole, real, cell, now):
 
     A mean divides the first two: they decay alike, and after a long time both would be 0.
     """
-    at = cell[AT]
-    return real[at + 1], real[at + 2], max(decay(now - whole[at], cell[SPAN_MS]), np.finfo(np.float64).tiny)
+    start = cell[AT]
+    return real[start + 1], real[start + 2], max(decay(now - whole[start], cell[SPAN_MS]), np.finfo(np.float64).tiny)
 
 
 @compiled
@@ -207,9 +207,9 @@ def add_to_session(whole, real, cell, now, value):
 @compiled
 def read_session(whole, real, cell, now):
     """Return the number of values in the session, their sum, and 1, or 0 if the session is over."""
-    at = cell[AT]
-    over = now > whole[at + 1] + cell[SPAN_MS]
-    return float(whole[at + 2]), real[at + 3], 0.0 if over else 1.0
+    start = cell[AT]
+    over = now > whole[start + 1] + cell[SPAN_MS]
+    return float(whole[start + 2]), real[start + 3], 0.0 if over else 1.0
 
 
 @compiled

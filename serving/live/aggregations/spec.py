@@ -63,13 +63,13 @@ class Aggregation:
         self._check_distinct()
 
     def _check_span(self) -> None:
-        given = [key for key in SPANS if getattr(self, key)]
+        span_keys = [key for key in SPANS if getattr(self, key)]
         if self.function == "last":
-            self._require(given in ([], ["window"]), f"last is combined with {' and '.join(given)}", "window or none")
+            self._require(span_keys in ([], ["window"]), f"last is combined with {' and '.join(span_keys)}", "window or none")
         else:
-            stated = " and ".join(given) or "none"
-            self._require(len(given) == 1, f"of window, half_life and session_gap it has {stated}", "exactly one")
-        for key in given:
+            keys_text = " and ".join(span_keys) or "none"
+            self._require(len(span_keys) == 1, f"of window, half_life and session_gap it has {keys_text}", "exactly one")
+        for key in span_keys:
             length_ms = parse_duration_ms(getattr(self, key))
             self._require(length_ms > 0, f"{key} is {getattr(self, key)!r}", 'a time such as "10min", "24h" or "7d"')
             long_enough = key != "window" or length_ms >= SHORTEST_WINDOW_MS
@@ -141,22 +141,22 @@ def parse_aggregations(
 
 def _parse(table: Mapping[str, Any], number: int) -> Aggregation:
     known = [field.name for field in fields(Aggregation)]
-    where = f"[[aggregations]] number {number}, {table.get('name', 'without a name')!r},"
+    subject = f"[[aggregations]] number {number}, {table.get('name', 'without a name')!r},"
     for key in table:
         if key not in known:
             raise ConfigError(
-                f"{where} has the unknown key {key!r}. Expected {list_choices(known, key)}. Correct it in dataset.toml."
+                f"{subject} has the unknown key {key!r}. Expected {list_choices(known, key)}. Correct it in dataset.toml."
             )
     for key in REQUIRED:
         if key not in table:
-            raise ConfigError(f"{where} lacks the key {key!r}. Expected {', '.join(REQUIRED)}. Add it in dataset.toml.")
+            raise ConfigError(f"{subject} lacks the key {key!r}. Expected {', '.join(REQUIRED)}. Add it in dataset.toml.")
     return Aggregation(**table)
 
 
-def list_choices(choices: Sequence[str], given: str) -> str:
+def list_choices(choices: Sequence[str], choice: str) -> str:
     """Return the choices as text for a message, with the one that was probably meant."""
     listed = f"one of {', '.join(choices)}" if choices else "nothing: none is declared"
-    close = difflib.get_close_matches(given, choices, n=1) if isinstance(given, str) else []
+    close = difflib.get_close_matches(choice, choices, n=1) if isinstance(choice, str) else []
     return f"{listed} (did you mean {close[0]!r}?)" if close else listed
 
 

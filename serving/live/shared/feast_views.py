@@ -85,23 +85,23 @@ def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Seq
     Events of a history are left out, with a warning, if their times are no unix seconds of 32 bits: they would wrap around.
     """
     history = list(zip(*(get_list(values, name) for name in HISTORY_FEATURES), strict=False))
-    kept = [(item, second) for item, second in history if 0 <= second <= LATEST_SECOND]
-    if len(kept) < len(history):
+    valid_events = [(item, second) for item, second in history if 0 <= second <= LATEST_SECOND]
+    if len(valid_events) < len(history):
         warnings.warn(
             f"Redis holds users with values of history_s that are no unix seconds; expected 0 to {LATEST_SECOND}. These events "
             "are left out. Let the shop's Feast write seconds, not milliseconds.",
             stacklevel=2,
         )
-    for place, event in enumerate(kept[: len(record["history_ids"])]):
+    for place, event in enumerate(valid_events[: len(record["history_ids"])]):
         record["history_ids"][place], record["history_s"][place] = event
     for name in SESSION_FEATURES:
-        given = get_list(values, name)[: len(record[name])]
-        record[name][: len(given)] = given
+        entries = get_list(values, name)[: len(record[name])]
+        record[name][: len(entries)] = entries
     for name in TOTALS:
         record[name] = values.get(name, record[name])
     codes = {name: code for code, name in enumerate(names)}
-    given = get_list(values, "session_events")[: len(record["session_kinds"])]
-    record["session_kinds"][: len(given)] = [codes.get(name, UNKNOWN_KIND) for name in given]
+    entries = get_list(values, "session_events")[: len(record["session_kinds"])]
+    record["session_kinds"][: len(entries)] = [codes.get(name, UNKNOWN_KIND) for name in entries]
 
 
 def get_list(values: Mapping[str, FeatureValue], name: str) -> Sequence:
