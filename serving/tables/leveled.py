@@ -84,28 +84,28 @@ class LeveledTables:
             miss = self._make_miss(table, keys, vectors, missing.nonzero()[0])
         return Rows(vectors, miss is not None and self._resolve([miss]))
 
-    def lookup_many(self, wanted: dict[str, np.ndarray]) -> Rows[dict[str, np.ndarray]]:
+    def lookup_many(self, lookups: dict[str, np.ndarray]) -> Rows[dict[str, np.ndarray]]:
         """Return the rows of several tables by name, float32 [..., D] each. Misses of all tables are read in one wave.
 
-        wanted: table -> keys, int [...]. Raises RequestError for an unknown table.
+        lookups: table -> keys, int [...]. Raises RequestError for an unknown table.
         """
-        read = {name: self._read_top(name, rows) for name, rows in wanted.items()}
+        read = {name: self._read_top(name, rows) for name, rows in lookups.items()}
         misses = [miss for _, miss in read.values() if miss is not None]
         return Rows({name: vectors for name, (vectors, _) in read.items()}, bool(misses) and self._resolve(misses))
 
-    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> Rows[list[np.ndarray]]:
+    def gather(self, *groups: tuple[tuple[str, ...], np.ndarray]) -> Rows[list[np.ndarray]]:
         """Return one array, float32 [..., S, D], for each pair of S table names of one width and their keys, int [..., S].
 
         Tables that L2 holds completely are read in one pass. Misses of all tables are read in one wave. A table may be named
         only once.
         """
-        side_by_side = [self._read_side_by_side(names, keys) for names, keys in wanted]
-        apart = [which for which, rows in zip(wanted, side_by_side, strict=True) if rows is None]
+        side_by_side = [self._read_side_by_side(names, keys) for names, keys in groups]
+        apart = [group for group, rows in zip(groups, side_by_side, strict=True) if rows is None]
         keys_by_table = {name: keys[..., slot] for names, keys in apart for slot, name in enumerate(names)}
         read = self.lookup_many(keys_by_table) if apart else NO_ROWS
         values = [
             np.stack([read.values[name] for name in names], axis=-2) if rows is None else rows
-            for (names, _), rows in zip(wanted, side_by_side, strict=True)
+            for (names, _), rows in zip(groups, side_by_side, strict=True)
         ]
         return Rows(values, read.degraded)
 

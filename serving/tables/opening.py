@@ -36,8 +36,8 @@ def keep_to_files(config: LevelsConfig, folder: Path) -> LevelsConfig:
     shared.
     """
     tables = tuple(replace(table, l2_rows=0) for table in config.tables)
-    own = f"{config.arena}-{os.getpid()}-{secrets.token_hex(4)}"
-    alone = replace(config, tables=tables, arena=own, source=str(folder), hit_rate_threshold=EXACT)
+    own_arena = f"{config.arena}-{os.getpid()}-{secrets.token_hex(4)}"
+    alone = replace(config, tables=tables, arena=own_arena, source=str(folder), hit_rate_threshold=EXACT)
     return replace(alone, redis=None, rocksdb=None, updates=None)
 
 

@@ -29,21 +29,21 @@ def make_tag(model: str, table: str) -> str:
     return f"{TAG_PREFIX}.{check_name('model', model)}.{check_name('table', table)}"
 
 
-def check_keys(keys: np.ndarray, where: str) -> np.ndarray:
-    """Return `keys` as int64 [N]. Raises DataError, which begins with `where`, when HPS reserves one of them."""
+def check_keys(keys: np.ndarray, source: str) -> np.ndarray:
+    """Return `keys` as int64 [N]. Raises DataError, which begins with `source`, when HPS reserves one of them."""
     keys = np.asarray(keys)
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise DataError(
-            f"{where}: keys are {keys.dtype} {list(keys.shape)}. Expected integers [N]. Pass the table's keys as int64."
+            f"{source}: keys are {keys.dtype} {list(keys.shape)}. Expected integers [N]. Pass the table's keys as int64."
         )
     if keys.dtype == np.uint64 and keys.size and keys.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{where}: key {keys.max()} is past int64. Expected keys below 2^63 - 1. Map the keys to int64.")
+        raise DataError(f"{source}: key {keys.max()} is past int64. Expected keys below 2^63 - 1. Map the keys to int64.")
     keys = keys.astype(np.int64, copy=False)
     for reserved in RESERVED_KEYS:
         rows = np.flatnonzero(keys == reserved)
         if rows.size:
             raise DataError(
-                f"{where}: row {rows[0]} has key {reserved}. HPS reserves -1 and INT64_MAX to mark empty slots. "
+                f"{source}: row {rows[0]} has key {reserved}. HPS reserves -1 and INT64_MAX to mark empty slots. "
                 "Map padding and unknown values to an ordinary key."
             )
     return keys

@@ -26,14 +26,14 @@ def encode_vectors(vectors: np.ndarray) -> list[bytes]:
 
 
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return vectors float32 [N, D], zeros where missing, and bool [N] found (None: all are).
+    """Return vectors float32 [N, D], zeros where missing, and bool [N] is_found (None: all are).
 
     values: N stored values, None where missing. Raises DataError for a value of another width.
     """
     if None not in values and set(map(len, values)) == {4 * width}:  # type: ignore[arg-type]
         joined = b"".join(values)  # type: ignore[arg-type]
         return np.frombuffer(joined, FLOAT32).reshape(-1, width), None
-    found = np.fromiter((value is not None for value in values), bool, len(values))
+    is_found = np.fromiter((value is not None for value in values), bool, len(values))
     wrong = next((value for value in values if value is not None and len(value) != 4 * width), None)
     if wrong is not None:
         raise DataError(
@@ -41,5 +41,5 @@ def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarr
             "The table was written with another width: load it again from its sparse files."
         )
     vectors = np.zeros((len(values), width), np.float32)
-    vectors[found] = np.frombuffer(b"".join(value for value in values if value is not None), "<f4").reshape(-1, width)
-    return vectors, found
+    vectors[is_found] = np.frombuffer(b"".join(value for value in values if value is not None), "<f4").reshape(-1, width)
+    return vectors, is_found

@@ -21,7 +21,7 @@ class Closable(Protocol):
 class Store(Closable, Protocol):
     """Methods of every level. One that replaces RocksDB also needs `read_position`, `catch_up` and `check` of RocksStore."""
 
-    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]: ...
+    def read(self, reads: dict[str, np.ndarray]) -> tuple[Found, bool]: ...
 
 
 class Level:

@@ -127,28 +127,28 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _open(config: LevelsConfig, writable: bool) -> RocksStore:
-    path, held = Path(config.database.path), ExitStack()
+    path, resources = Path(config.database.path), ExitStack()
     try:
         users = register_user(config)
         if users is not None:
-            held.enter_context(users)
+            resources.enter_context(users)
         load_l3(config)
         if writable:
-            held.enter_context(_lock(path, WRITER_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        store = _open_store(config, writable, held)
+            resources.enter_context(_lock(path, WRITER_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        store = _open_store(config, writable, resources)
         if users is None or _is_here(users, path / USERS_FILE):
             return store
         store.close()
         raise DependencyError(f"RocksDB at {path} was replaced while it was being opened. The next attempt opens the new one.")
     except BaseException:
-        held.close()
+        resources.close()
         raise
 
 
-def _open_store(config: LevelsConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
+def _open_store(config: LevelsConfig, writable: bool, resources: ExitStack | None = None) -> RocksStore:
     complete = {table.name: table.rows for table in config.tables} if _can_refill(config) else None
     widths = {table.name: table.width for table in config.tables}
-    return RocksStore(config.database, config.model, widths, writable, held, complete)
+    return RocksStore(config.database, config.model, widths, writable, resources, complete)
 
 
 def register_user(config: LevelsConfig) -> IO[bytes] | None:

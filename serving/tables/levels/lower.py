@@ -132,9 +132,9 @@ class LowerLevels:
         return self.l3.use(lambda store: (store.check(), True))[1]
 
     # --- reading ------------------------------------------------------------------------------------------------------------
-    def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
+    def fetch(self, lookups: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
         """Return the rows of distinct keys, int64 [U] by table, and whether all needed levels answered with current rows."""
-        fetched = {name: self._start_fetch(name, keys) for name, keys in wanted.items()}
+        fetched = {name: self._start_fetch(name, keys) for name, keys in lookups.items()}
         intact = self._read_memory(fetched)
         if self.redis is not None:
             intact = self._read_store(self.redis, fetched, IN_L2) and intact
@@ -185,9 +185,9 @@ class LowerLevels:
             rows.trusted = False
             return
         keys, stored, _ = recent  # in ascending order of key
-        wanted = rows.keys[rows.lacking]
-        places = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
-        is_found = keys[places] == wanted if len(keys) else np.zeros(len(wanted), bool)
+        lacking_keys = rows.keys[rows.lacking]
+        places = np.minimum(np.searchsorted(keys, lacking_keys), max(len(keys) - 1, 0))
+        is_found = keys[places] == lacking_keys if len(keys) else np.zeros(len(lacking_keys), bool)
         filled, rows.lacking = rows.lacking[is_found], rows.lacking[~is_found]
         rows.vectors[filled], rows.level[filled] = codec.decode(stored[places[is_found]]), IN_L2
 
@@ -204,11 +204,11 @@ class LowerLevels:
 
     def _read_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
         """Read missing rows from a level. Return False when it is down or rows may be stale. mark: for `Fetched.level`"""
-        wanted = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
-        if not wanted:
+        lacking_keys = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
+        if not lacking_keys:
             return True
-        found, intact = level.use(lambda store: store.read(wanted))
-        for name, (vectors, is_found) in (found or {}).items():
+        found_rows, intact = level.use(lambda store: store.read(lacking_keys))
+        for name, (vectors, is_found) in (found_rows or {}).items():
             rows, shared = fetched[name], self.tables[name].shared
             rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # discovered while it was read
             places = rows.lacking if is_found is None else rows.lacking[is_found]

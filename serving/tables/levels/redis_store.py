@@ -75,13 +75,13 @@ class RedisStore:
         self._config, self._model, self._widths = config, model, widths
         self._cluster: RedisCluster | None = None
 
-    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """Return (the rows found, True), in one pipeline for all tables. wanted: table -> keys, int64 [N]"""
-        parts = [(table, positions) for table, keys in wanted.items() for positions in self._group_by_partition(keys)]
+    def read(self, reads: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        """Return (the rows found, True), in one pipeline for all tables. reads: table -> keys, int64 [N]"""
+        parts = [(table, positions) for table, keys in reads.items() for positions in self._group_by_partition(keys)]
         replies = self._run(
-            [("HMGET", self._name_hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
+            [("HMGET", self._name_hashes(table, reads[table][at])[0], *encode_keys(reads[table][at])) for table, at in parts]
         )
-        values: dict[str, list[bytes | None]] = {table: [None] * len(keys) for table, keys in wanted.items()}
+        values: dict[str, list[bytes | None]] = {table: [None] * len(keys) for table, keys in reads.items()}
         for (table, positions), reply in zip(parts, replies, strict=True):
             for position, value in zip(positions.tolist(), reply, strict=True):
                 values[table][position] = value
@@ -124,15 +124,15 @@ class RedisStore:
         """
         rows, reached = batch.latest, batch.reached.to_dict()
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
-        at = {
-            int(compute_partitions(rows.keys[at[:1]], self._config.num_partitions)[0]): at
-            for at in self._group_by_partition(rows.keys)
+        positions_by_part = {
+            int(compute_partitions(rows.keys[group[:1]], self._config.num_partitions)[0]): group
+            for group in self._group_by_partition(rows.keys)
         }
         commands = []
         for part, names in enumerate(
             self._name_all_hashes(table)
         ):  # also those without new rows, because each stores the offsets
-            positions = at.get(part, np.empty(0, np.int64))
+            positions = positions_by_part.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
             for partition, offset in reached.items():
                 of_partition = positions[rows.partitions[positions] == partition]

@@ -66,7 +66,7 @@ class RocksStore:
         model: str,
         widths: dict[str, int],
         writable: bool = False,
-        held: ExitStack | None = None,
+        resources: ExitStack | None = None,
         complete: dict[str, int] | None = None,
     ) -> None:
         self._config, self._widths, self.writable, self._complete = config, widths, writable, complete
@@ -84,8 +84,8 @@ class RocksStore:
                     raise
                 self._open()  # the writer may have been changing files
             self._held = on_failure.pop_all()
-        if held is not None:
-            self._held.push(held)
+        if resources is not None:
+            self._held.push(resources)
         self._wave = Wave(config.read_threads - 1)  # the calling thread reads too
 
     def _prepare_secondary(self, undo: ExitStack) -> AccessType:
@@ -130,15 +130,15 @@ class RocksStore:
         return Failures(f"RocksDB at {self._config.path} failed to {doing}", self.mark_damaged)
 
     # --- damage -------------------------------------------------------------------------------------------------------------
-    def mark_damaged(self, what: str) -> DamagedError:
+    def mark_damaged(self, damage: str) -> DamagedError:
         """Mark the database as damaged if it can be refilled, and return the error to raise."""
         remedy = "Delete the folder: it is loaded again from the exported tables (updates since the export are lost)."
         if self._complete is not None:
-            self._damage = what
+            self._damage = damage
             remedy = "The next process that opens it while nobody else writes moves it aside and fills a new one."
             with suppress(OSError):  # a disk that cannot take the mark cannot take a new database either
                 (self._path / DAMAGED_MARK).touch()
-        return DamagedError(f"RocksDB at {self._config.path} is damaged: {what}. {remedy}")
+        return DamagedError(f"RocksDB at {self._config.path} is damaged: {damage}. {remedy}")
 
     def check(self) -> None:
         """Raise DamagedError when any process found damage, DependencyError when the database was replaced."""
@@ -190,7 +190,7 @@ class RocksStore:
         return ""
 
     # --- reading ------------------------------------------------------------------------------------------------------------
-    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+    def read(self, reads: dict[str, np.ndarray]) -> tuple[Found, bool]:
         """Return (`Found`, intact) for {table: int64 [N] keys}, by one wave of reads for all tables.
 
         Not intact: some rows could not be read (a damaged block) and count as not found. A replaced database is not noticed
@@ -198,38 +198,38 @@ class RocksStore:
         """
         with self._reading:
             self._check_damage()
-            found, intact = self._following.read_undisturbed(lambda: self._read(wanted))
-            if intact and self._misses_required_row(wanted, found):  # the writer may have replaced a file since this was opened
+            rows, intact = self._following.read_undisturbed(lambda: self._read(reads))
+            if intact and self._misses_required_row(reads, rows):  # the writer may have replaced a file since this was opened
                 self._following.catch_up()
-                found, intact = self._following.read_undisturbed(lambda: self._read(wanted))
-                if intact and self._misses_required_row(wanted, found):
+                rows, intact = self._following.read_undisturbed(lambda: self._read(reads))
+                if intact and self._misses_required_row(reads, rows):
                     raise self.mark_damaged("loaded rows are missing")
-            return found, intact
+            return rows, intact
 
-    def _misses_required_row(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
+    def _misses_required_row(self, reads: dict[str, np.ndarray], rows: Found) -> bool:
         """Return whether a row is missing that must exist."""
         if not self._complete or self.writable:
             return False
         return any(
             is_found is not None
             and table in self._complete
-            and (wanted[table][~is_found].view(np.uint64) < self._complete[table]).any()
-            for table, (_, is_found) in found.items()
+            and (reads[table][~is_found].view(np.uint64) < self._complete[table]).any()
+            for table, (_, is_found) in rows.items()
         )
 
-    def _read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        if len(wanted) == 1:
-            ((table, keys),) = wanted.items()
+    def _read(self, reads: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        if len(reads) == 1:
+            ((table, keys),) = reads.items()
             if len(keys) <= KEYS_PER_READ:  # the usual miss: a wave would cost as much as half a read
                 stored, intact = self._get(table, encode_keys(keys))
                 return {table: decode_vectors(stored, self._widths[table])}, intact
-        parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._split_keys(encode_keys(keys))]
+        parts = [(table, chunk) for table, keys in reads.items() for chunk in self._split_keys(encode_keys(keys))]
         replies = self._wave.run(self._get, parts)
-        values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
+        values: dict[str, list[bytes | None]] = {table: [] for table in reads}
         for (table, _), (reply, _) in zip(parts, replies, strict=True):
             values[table] += reply
-        found = {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}
-        return found, all(intact for _, intact in replies)
+        rows_by_table = {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}
+        return rows_by_table, all(intact for _, intact in replies)
 
     def _split_keys(self, keys: list[bytes]) -> list[list[bytes]]:
         """Split the keys of one table among the threads."""

@@ -19,14 +19,14 @@ class Source:
     def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
         self.rows = {table.name: _open_rows(folder, table) for table in tables}
 
-    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+    def read(self, reads: dict[str, np.ndarray]) -> tuple[Found, bool]:
         """Return (`Found`, True) for {table: int64 [N] keys}."""
-        found: Found = {}
-        for table, keys in wanted.items():
+        found_rows: Found = {}
+        for table, keys in reads.items():
             rows = self.rows[table]
             is_found = keys.view(np.uint64) < len(rows)
-            found[table] = np.asarray(rows[np.where(is_found, keys, 0)]), None if is_found.all() else is_found
-        return found, True
+            found_rows[table] = np.asarray(rows[np.where(is_found, keys, 0)]), None if is_found.all() else is_found
+        return found_rows, True
 
     def read_position(self, _table: str) -> LogPosition:
         """Return the start of the log: no update is applied."""

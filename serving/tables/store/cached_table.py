@@ -86,16 +86,16 @@ class CachedTable(SlotTable):
         self._replace(slots, keys[chosen], stored[chosen])
         return len(slots)
 
-    def _choose(self, keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _choose(self, keys: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of the absent keys get a slot, and the slots. Halves use counts now and then."""
-        sets = self._hash_to_sets(keys[wanted])
+        sets = self._hash_to_sets(keys[positions])
         order = np.argsort(sets, kind="stable")
         placed, slots = np.empty_like(order), np.empty_like(order)
         count = choose_slots(sets[order], self._uses, self._marks.empty, placed, slots)
         slots = slots[:count]
         self._uses.reshape(-1, WAYS)[slots[-self._insertions % HALVE_EVERY :: HALVE_EVERY] // WAYS] >>= 1
         self._insertions += count
-        return wanted[order[placed[:count]]], slots
+        return positions[order[placed[:count]]], slots
 
     def _replace(self, slots: np.ndarray, keys: np.ndarray, stored: np.ndarray) -> None:
         self._begin(slots)

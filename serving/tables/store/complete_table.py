@@ -65,9 +65,9 @@ class CompleteTable(SlotTable):
         slots, missing = self.find(keys)
         if missing is None:
             return 0
-        wanted = missing & (keys.view(np.uint64) < self.capacity)
-        slots = slots[wanted]
+        is_wanted = missing & (keys.view(np.uint64) < self.capacity)
+        slots = slots[is_wanted]
         self._begin(slots)
-        self._rows[slots] = stored[wanted]
+        self._rows[slots] = stored[is_wanted]
         self._end(slots)
         return len(slots)

@@ -56,8 +56,8 @@ def scale_eight_halves(typing_context, codes, place, target, target_place, scale
 
 
 @intrinsic
-def find_in_eight(typing_context, values, place, wanted):
-    """Return the distance from `place` to the first of eight int64 values that equals `wanted`, 8 when none does."""
+def find_in_eight(typing_context, values, place, key):
+    """Return the distance from `place` to the first of eight int64 values that equals `key`, 8 when none does."""
 
     def generate(context, builder, signature, arguments):
         values = _load(builder, _compute_pointer(context, builder, signature, arguments, 0), ir.VectorType(_LONG, LANES))
@@ -66,7 +66,7 @@ def find_in_eight(typing_context, values, place, wanted):
         beyond = builder.or_(bits, ir.Constant(_LONG, 1 << LANES))
         return builder.cttz(beyond, ir.Constant(ir.IntType(1), 1))
 
-    return _make_types(types.int64, (types.int64,), values, place, wanted), generate
+    return _make_types(types.int64, (types.int64,), values, place, key), generate
 
 
 @intrinsic

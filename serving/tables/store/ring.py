@@ -70,8 +70,8 @@ class UpdateRing:
     def start_at(self, position: LogPosition) -> None:
         """Start at a store's position in the log, in the partitions of which this ring has had nothing."""
         new = self.begun.offsets == 0
-        for ours in (self.begun, self.reached, self.stored_reached):
-            ours.offsets[new] = position.offsets[new]
+        for own_position in (self.begun, self.reached, self.stored_reached):
+            own_position.offsets[new] = position.offsets[new]
 
     def publish(self, keys: np.ndarray, encoded_rows: np.ndarray) -> None:
         """Append rows, and let readers see them. The caller holds the block's lock.

@@ -74,10 +74,10 @@ class EmbeddingTables:
             raise make_row_error(names[slot], rows[:, slot], len(table)) from None
         return vectors
 
-    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> Rows[list[np.ndarray]]:
+    def gather(self, *groups: tuple[tuple[str, ...], np.ndarray]) -> Rows[list[np.ndarray]]:
         """Return one array, float32 [..., S, D], for each pair of S table names of one width and their rows, int [..., S]."""
         values = [
-            np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
+            np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in groups
         ]
         return Rows(values, False)
 

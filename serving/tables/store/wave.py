@@ -32,11 +32,11 @@ class Wave:
         def work() -> None:
             while True:
                 try:
-                    at, part = todo.popleft()
+                    place, part = todo.popleft()
                 except IndexError:
                     return
                 try:
-                    results[at] = action(*part)
+                    results[place] = action(*part)
                 except Exception as error:
                     failures.append(error)
                 if next(ended) == len(parts):

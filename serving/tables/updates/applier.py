@@ -117,21 +117,21 @@ class Applier:
 
         committed, lows: by table; messages below the low watermarks cannot be recovered
         """
-        wanted = {table: position.copy() for table, position in committed.items()}
+        starts = {table: position.copy() for table, position in committed.items()}
         for store in self._stores:
             exact = store.lost_rows or (store is self.rocksdb and store.open())
             for table, reached in store.reached.items():
                 if not exact:
                     reached.advance(committed[table])
-                wanted[table].rewind(reached)
+                starts[table].rewind(reached)
             store.restart(store.reached)
             for table, low in lows.items():
                 for partition in store.reached[table].find_behind(low):
                     store.set_offset(table, partition, low[partition])
-        available = {table: position.copy() for table, position in wanted.items()}
+        available = {table: position.copy() for table, position in starts.items()}
         for table, low in lows.items():
             available[table].advance(low)
-        return Start(wanted, available)
+        return Start(starts, available)
 
     def apply(self, table: str, batch: Batch) -> None:
         """Apply a batch. Its rows are visible to look-ups on this machine when it returns.

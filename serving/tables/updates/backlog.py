@@ -29,7 +29,7 @@ class Backlog:
     """Writes to one store. While the store is down, the last row of each key is queued here.
 
     adopt: called with this backlog and each store that `level` opens, before its first use
-    lost: called with both when the store has lost data; it must correct `reached` and call `lose`
+    handle_loss: called with both when the store has lost data; it must correct `reached` and call `lose`
     reached: table -> position up to which the store has the log
     lost_rows: whether the store has lost data; it then accepts nothing until `restart`
     """
@@ -39,9 +39,9 @@ class Backlog:
         level: Level,
         tables: Iterable[str],
         adopt: Callable[[Backlog, Any], None],
-        lost: Callable[[Backlog, Any], None] = lambda *_: None,
+        handle_loss: Callable[[Backlog, Any], None] = lambda *_: None,
     ) -> None:
-        self.level, self._adopt, self._lost = level, adopt, lost
+        self.level, self._adopt, self._lost = level, adopt, handle_loss
         self._adopted: RocksStore | RedisStore | None = None
         self._to_set: dict[tuple[str, int], int] = {}  # offsets to set in the store, by table and partition of the log
         self.restart({table: LogPosition.at({}) for table in tables})

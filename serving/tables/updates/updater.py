@@ -158,9 +158,9 @@ class Updater:
 
         librdkafka does not always notice, and then waits at the former, higher offset.
         """
-        asked = [TopicPartition(*place, OFFSET_END) for place in self._seen]  # the offset stands for a time: the latest
+        partitions = [TopicPartition(*place, OFFSET_END) for place in self._seen]  # the offset stands for a time: the latest
         try:
-            ends = self._consumer.offsets_for_times(asked, METADATA_TIMEOUT_S) if asked else []
+            ends = self._consumer.offsets_for_times(partitions, METADATA_TIMEOUT_S) if partitions else []
         except KafkaException:  # a partition has no leader at the moment, which does not stop the others; asked again soon
             return False
         return any(end.error is None and end.offset <= self._seen[end.topic, end.partition] for end in ends)
@@ -200,10 +200,10 @@ class Updater:
             if place.topic in topics:
                 self.applier.forget_log(self._tables[place.topic], place.partition)
 
-    def _count_lost(self, place: TopicPartition, wanted: int) -> None:
-        """Count the messages from `wanted` on that the broker has removed, each once."""
+    def _count_lost(self, place: TopicPartition, wanted_offset: int) -> None:
+        """Count the messages from `wanted_offset` on that the broker has removed, each once."""
         partition = (place.topic, place.partition)
-        first = max(wanted, self._lost_up_to.get(partition, 0))
+        first = max(wanted_offset, self._lost_up_to.get(partition, 0))
         if first < place.offset:
             log.warning("%s [%d]: messages %d to %d are gone", *partition, first, place.offset - 1)
             self.applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
@@ -213,8 +213,8 @@ class Updater:
         """Count the messages that the broker removed before they were read. Other gaps are of transactions."""
         while self._gaps:
             place, end = self._gaps[0]
-            wanted, place.offset = place.offset, min(end, self._read_bounds(place)[0])
-            self._count_lost(place, wanted)
+            wanted_offset, place.offset = place.offset, min(end, self._read_bounds(place)[0])
+            self._count_lost(place, wanted_offset)
             del self._gaps[0]
 
     def _on_error(self, error: KafkaError) -> None:
