@@ -63,8 +63,8 @@ class PreprocessInputs:
         """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
         categories = open_checked_array(folder, "item_category", "int32", items.n_items + 1)
-        kept = {"interests": tuple(info.settings["interests"]), "repeats": info.settings["repeats"]}
-        return cls(info.context, store, store, items, categories, Content.load(folder), **kept)
+        user_settings = {"interests": tuple(info.settings["interests"]), "repeats": info.settings["repeats"]}
+        return cls(info.context, store, store, items, categories, Content.load(folder), **user_settings)
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
         """Return a copy that adds what users did since the export."""
@@ -152,10 +152,10 @@ class Preprocess:
         """
         info = read_stage(folder)
         plan, inputs = Plan.load(folder / "plan"), PreprocessInputs.load(folder, info)
-        stated = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
-        found = (len(plan.categorical), len(plan.continuous), inputs.embedded.history_length)
-        if stated != found:
-            raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
+        axes = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
+        own_axes = (len(plan.categorical), len(plan.continuous), inputs.embedded.history_length)
+        if axes != own_axes:
+            raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {axes}, plan and store have {own_axes}. {REMEDY}")
         return cls(info, inputs, plan, DriftWindow.load(folder, len(plan.categorical)))
 
     def with_live(self, reader: Reader) -> Preprocess:
@@ -169,11 +169,11 @@ class Preprocess:
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
         state, clock_s, degraded = self.inputs.read_state(inputs)
-        asked = find_asked(state.user_ids)
-        self.new_ids.count(state, inputs["history"], self.inputs.items, asked)
+        asked_rows = find_asked(state.user_ids)
+        self.new_ids.count(state, inputs["history"], self.inputs.items, asked_rows)
         encoded = self.plan(self.inputs.derive_columns(state, inputs, clock_s))
         if self.drift:
-            self.drift.add(state.user_ids[asked], encoded.categorical[asked], encoded.continuous[asked])
+            self.drift.add(state.user_ids[asked_rows], encoded.categorical[asked_rows], encoded.continuous[asked_rows])
         return {
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,

@@ -311,8 +311,8 @@ class Rank:
         outputs = self.outputs.make_outputs(inputs, logits, retrieval_part)
         if self.drift:
             user_ids = inputs["user_id"][:, 0]
-            asked = find_asked(user_ids, inputs["lineage"][:, 1] & NARROWED > 0)  # no export has such requests
-            self.best_items.watch(user_ids[asked], candidates[asked], outputs["rank_scores"][asked], self.drift)
+            asked_rows = find_asked(user_ids, inputs["lineage"][:, 1] & NARROWED > 0)  # no export has such requests
+            self.best_items.watch(user_ids[asked_rows], candidates[asked_rows], outputs["rank_scores"][asked_rows], self.drift)
         # After the drift window, which watches the model's own scores.
         np.add(outputs["rank_scores"], lifts, out=outputs["rank_scores"], where=np.isfinite(logits).all(axis=1, keepdims=True))
         if degraded:

@@ -155,9 +155,9 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
             f"{folder} names {len(settings.user_tables)} user tables; expected {info.axes.user_categorical}, one per "
             f"categorical column. {REMEDY}"
         )
-    if (found := len(tables.tables[HISTORY_TABLE])) != items.n_items + 1:
+    if (n_rows := len(tables.tables[HISTORY_TABLE])) != items.n_items + 1:
         raise ArtifactError(
-            f"{folder / TABLES_FOLDER} has {found} rows in {HISTORY_TABLE}.npy; expected {items.n_items + 1}, one per item "
+            f"{folder / TABLES_FOLDER} has {n_rows} rows in {HISTORY_TABLE}.npy; expected {items.n_items + 1}, one per item "
             f"and one of padding. {REMEDY}"
         )
     return tables

@@ -103,7 +103,7 @@ class StageModel:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
         infos = [read_stage(path) for path in folders]
         stages = [with_live(kind.load(path), self.live) for kind, path in zip(self.stage_types, folders, strict=True)]
-        return [Link(own.spec, stage, Metrics(own.stage)) for own, stage in zip(infos, stages, strict=True)]
+        return [Link(own_info.spec, stage, Metrics(own_info.stage)) for own_info, stage in zip(infos, stages, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         late = self.deadlines.refuse_late(requests) if self.deadlines else {}
@@ -213,18 +213,18 @@ def join_requests(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[in
     Missing optional tensors take their fill value. A request without a required one gets a message, and zeros in its place, so
     that the others can be answered: tritonserver itself only counts a request's tensors.
     """
-    given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
-    rows = [len(next(iter(tensors.values()))) for tensors in given]
+    request_inputs = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
+    rows = [len(next(iter(tensors.values()))) for tensors in request_inputs]
     incomplete: dict[int, str] = {}
     for tensor in spec.inputs:
-        for place, (tensors, n) in enumerate(zip(given, rows, strict=True)):
+        for place, (tensors, n) in enumerate(zip(request_inputs, rows, strict=True)):
             if tensor.name not in tensors:
                 tensors[tensor.name] = tensor.make_filled(n)
                 if not tensor.optional:
                     incomplete.setdefault(place, f"The request has no {tensor.text}. Send it with every request.")
-    if len(given) == 1:
-        return given[0], rows, incomplete
-    return {t.name: np.concatenate([tensors[t.name] for tensors in given]) for t in spec.inputs}, rows, incomplete
+    if len(request_inputs) == 1:
+        return request_inputs[0], rows, incomplete
+    return {t.name: np.concatenate([tensors[t.name] for tensors in request_inputs]) for t in spec.inputs}, rows, incomplete
 
 
 def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
@@ -256,7 +256,7 @@ def group_by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
     for row, fault in faults.items():
         request = bisect_right(ends, row)
         grouped.setdefault(request, {})[row - ends[request] + rows[request]] = fault
-    return {request: describe_refused(own, rows[request]) for request, own in grouped.items()}
+    return {request: describe_refused(row_faults, rows[request]) for request, row_faults in grouped.items()}
 
 
 def respond(spec: ModelSpec, outputs: Arrays) -> Any:

@@ -29,7 +29,7 @@ class DriftWindow:
 
     def __init__(self, references: list[Reference], categorical: int, watched: str = "features") -> None:
         self._references, self._watched = references, watched
-        self._same_user = max((own.same_user for own in references), default=0.0)  # 0 in those without a bound
+        self._same_user = max((reference.same_user for reference in references), default=0.0)  # 0 in those without a bound
         self._user_ids = np.empty(WINDOW_ROWS, np.int64)
         self._categories = np.empty((WINDOW_ROWS, categorical), np.int64)
         self._numbers = np.empty((WINDOW_ROWS, len(references) - categorical), np.float32)

@@ -119,11 +119,11 @@ def write_places(sorted_ids, ids, places):
 
 
 @compiled
-def place_in(sorted_ids, wanted):
+def place_in(sorted_ids, wanted_id):
     """Return the index of an id in an ascending int64 [U]; U when it is not there."""
     first, count = 0, len(sorted_ids)
     while count > 1:  # without a branch on the comparison, which no processor predicts
         half = count >> 1
-        first += half * (sorted_ids[first + half - 1] < wanted)
+        first += half * (sorted_ids[first + half - 1] < wanted_id)
         count -= half
-    return first if count and sorted_ids[first] == wanted else len(sorted_ids)
+    return first if count and sorted_ids[first] == wanted_id else len(sorted_ids)

@@ -92,10 +92,10 @@ class ItemStatistics:
         for name, (kind, shape) in _list_expected_shapes(
             arrays["neighbours"].shape[-1], arrays["popularity_then"].shape[-1]
         ).items():
-            found = arrays[name]
-            if found.dtype != kind or found.shape[1:] != shape:  # compiled loops check no bounds
+            values = arrays[name]
+            if values.dtype != kind or values.shape[1:] != shape:  # compiled loops check no bounds
                 raise ArtifactError(
-                    f"{folder / name}.npy holds {found.dtype} rows of shape {list(found.shape[1:])}; "
+                    f"{folder / name}.npy holds {values.dtype} rows of shape {list(values.shape[1:])}; "
                     f"expected {kind} {list(shape)}. Export the repository again."
                 )
         if not arrays["popularity_then"].size:

@@ -279,9 +279,9 @@ def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, i
         item = candidates[place]
         for number in range(popularity.shape[1]):
             cross[place, POPULARITY + number] = popularity[item, number]
-        then = decode_half(popularity_then[item, bucket])
-        cross[place, THEN] = then
-        cross[place, THEN + 1] = then - popularity[item, 0]
+        former_popularity = decode_half(popularity_then[item, bucket])
+        cross[place, THEN] = former_popularity
+        cross[place, THEN + 1] = former_popularity - popularity[item, 0]
         for number in range(sold_days.shape[1]):
             after = idle_days - sold_days[item, number]  # days from the last visit to the sale
             cross[place, SOLD + number] = np.copysign(log1p(abs(after)), after) * SCALE

@@ -89,8 +89,8 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int, used: Collection[
     for name, description in COUNTED.items():
         yield Measurement(f"{PREFIX}_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
     for name, description in STATED.items():
-        stated = counters.get(name, 0) if name.partition("_")[0] in used else 0
-        yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(stated))
+        count = counters.get(name, 0) if name.partition("_")[0] in used else 0
+        yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(count))
     for backend, name, helper in ((KAFKA, SILENT, "consume"), (REDIS, REDIS_SILENT, "share")):
         if backend in used and (seen_ms := counters.get(f"{backend}_seen_ms")):
             description = f"How long ago `live {helper}` last stated how it is: if this grows, it is down"

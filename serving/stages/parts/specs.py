@@ -154,9 +154,9 @@ def put_behind_hps(dense: ModelSpec) -> ModelSpec:
 
     So the dims include the batch axis B. `embeddings` is [B * S * W]; all other tensors begin with B.
     """
-    kept = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
+    inputs = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
     outputs = tuple(TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.outputs)
-    return ModelSpec(dense.name, (*kept, TensorSpec("embeddings", "FP32", (FREE,))), outputs)
+    return ModelSpec(dense.name, (*inputs, TensorSpec("embeddings", "FP32", (FREE,))), outputs)
 
 
 def make_preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:

@@ -158,22 +158,22 @@ def explore(work, count, passes, user_id, k):
         draw = draw_uniform(passes.seed, user_id, work.positions[work.order[place]])
         arrivals[place] = item.zone - math.log(draw) / item.draw_rate
         rates[place - start] = item.draw_rate if item.zone == 0 else np.inf
-    found = 0
+    n_found = 0
     for place in range(start, end):
         earlier = 0
         for other in range(start, end):
             earlier += arrivals[other] < arrivals[place]
         if earlier < n_drawn:
-            work.ranks[found], work.spare_ranks[found] = place, start + found
-            drawn[found] = place - start
-            found += 1
+            work.ranks[n_found], work.spare_ranks[n_found] = place, start + n_found
+            drawn[n_found] = place - start
+            n_found += 1
     if passes.capped or passes.floor_share > 0.0:
         work.propensities[:] = UNKNOWN
     else:
-        propensities = compute_propensities(rates, drawn[:found])
-        for member in range(found):
+        propensities = compute_propensities(rates, drawn[:n_found])
+        for member in range(n_found):
             work.propensities[work.order[work.ranks[member]]] = propensities[member]
-    move(work, count, found)
+    move(work, count, n_found)
 
 
 @compiled
@@ -202,9 +202,9 @@ def cap(work, n_pinned, count, k, n_favoured):
                 work.in_group[kind, item.group[kind]] += 1
     _reset_counts(work, count)
     n_placed = 0
-    for which in (KEPT, OVER_CAP, ABOVE_PRICE_CAP):
+    for state in (KEPT, OVER_CAP, ABOVE_PRICE_CAP):
         for place in range(count):
-            if behind[place] == which:
+            if behind[place] == state:
                 work.spare_order[n_placed] = order[place]
                 n_placed += 1
     order[:count] = work.spare_order[:count]

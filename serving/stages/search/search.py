@@ -181,20 +181,20 @@ class Search:
         """
         if self.index is None:
             return self.search_exactly(user_vectors, history, blocked, count)
-        wanted = np.empty(len(user_vectors), np.int64)
+        n_wanted = np.empty(len(user_vectors), np.int64)
         with self._lock:
-            count_blocked(*blocked, self._scratch.place, wanted)
+            count_blocked(*blocked, self._scratch.place, n_wanted)
             if self._unindexed is None:
                 self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
             unindexed, n_withdrawn = self._unindexed, self._n_withdrawn
-        wanted += count + len(unindexed) + n_withdrawn
-        wanted = np.minimum(wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
-        near = self._find_nearest(make_index_queries(user_vectors), wanted)
+        n_wanted += count + len(unindexed) + n_withdrawn
+        n_wanted = np.minimum(n_wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
+        near = self._find_nearest(make_index_queries(user_vectors), n_wanted)
         if len(unindexed):
             near = np.concatenate([near, np.broadcast_to(unindexed, (len(near), len(unindexed)))], axis=1)
         positions, scores, n_near = self._find_best(user_vectors, history, blocked, near, count)
         # If the index alone gave `count` servable items, no other item can beat the last one kept.
-        for row in np.flatnonzero((n_near - len(unindexed) < count) & (wanted < self.index.ntotal)):
+        for row in np.flatnonzero((n_near - len(unindexed) < count) & (n_wanted < self.index.ntotal)):
             row_blocked = Blocked(blocked.positions, blocked.starts[row : row + 2])
             positions[row], scores[row] = self.search_exactly(user_vectors[row, None], history[row, None], row_blocked, count)
         return positions, scores
@@ -285,15 +285,15 @@ class Search:
             search_requests(*requests, *self._catalogue, *(scratch or self._scratch), positions, scores, n_near)
         return positions, scores, n_near
 
-    def _find_nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """Return the index's positions, int64 [B, A], nearest first, -1 = none. wanted: int64 [B] results per request."""
+    def _find_nearest(self, queries: np.ndarray, n_wanted: np.ndarray) -> np.ndarray:
+        """Return the index's positions, int64 [B, A], nearest first, -1 = none. n_wanted: int64 [B] results per request."""
         if len(queries) == 1:
-            return self.index.search(queries, int(wanted[0]))[1]
+            return self.index.search(queries, int(n_wanted[0]))[1]
         if hasattr(self.index, "getDevice"):  # on a GPU many queries cost as much as one
-            near = self.index.search(queries, int(wanted.max()))[1]
-            return np.where(np.arange(near.shape[1]) < wanted[:, None], near, -1)
-        near = np.full((len(queries), wanted.max()), -1)
-        for row, count in enumerate(wanted.tolist()):
+            near = self.index.search(queries, int(n_wanted.max()))[1]
+            return np.where(np.arange(near.shape[1]) < n_wanted[:, None], near, -1)
+        near = np.full((len(queries), n_wanted.max()), -1)
+        for row, count in enumerate(n_wanted.tolist()):
             near[row, :count] = self.index.search(queries[row, None], count)[1]
         return near
 

@@ -65,8 +65,8 @@ class SearchedItems:
         view_writable(self.history)[position] = self.history[templates].mean(axis=0)
         for array in (neighbours.positions, neighbours.weights):
             view_writable(array)[position] = array[templates[0]]
-        own = view_writable(neighbours.positions)[position]
-        own[own == templates[0]] = position
+        own_neighbours = view_writable(neighbours.positions)[position]
+        own_neighbours[own_neighbours == templates[0]] = position
         self._follow_vectors(position)
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:

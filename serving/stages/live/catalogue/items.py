@@ -100,7 +100,7 @@ class LiveItems(Generic[StageArrays]):
                         break
                     headers = snapshot.read_headers_since(self.read_sequence)
                     read_to = progress.last_sequence if headers is None else self.read_sequence + len(headers)
-                    taken = self.pairs.find(snapshot, headers) if self.pairs else NO_EVENTS
+                    pair_events = self.pairs.find(snapshot, headers) if self.pairs else NO_EVENTS
                     sold.append(
                         self.sales.read(snapshot, progress, headers, [change.id for change in changes], self.read_sequence)
                     )
@@ -110,7 +110,7 @@ class LiveItems(Generic[StageArrays]):
                         self.user_categories.follow(snapshot, progress, headers, self.read_sequence)
                     self.sales.has_live_events = progress.latest_ms // 1_000 > self.sales.as_of_s
                     if self.pairs:  # after everything was read, so that no pair counts twice if that fails
-                        self.pairs.count(taken)
+                        self.pairs.count(pair_events)
                     self.read_sequence = read_to
                 self.n_behind = progress.last_sequence - self.read_sequence if self.sales else 0
         except DependencyError:

@@ -47,7 +47,7 @@ class ListedItems:
         groups = self.rules.items["group"]
         codes = (self.content.map_groups(role, groups[:, role]) for role in range(len(GROUPS)))
         # rules that were compiled without groups have a negative code for each item alone
-        self.group_codes = tuple({name: code for name, code in own.items() if code >= 0} for own in codes)
+        self.group_codes = tuple({name: code for name, code in codes_by_name.items() if code >= 0} for codes_by_name in codes)
         self.groups, self.is_regrouped = np.zeros(groups.shape, np.int32), np.zeros(groups.shape, bool)
         self.prices = np.full(len(groups), np.nan)
         self._list_limits()

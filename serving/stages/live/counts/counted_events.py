@@ -113,8 +113,8 @@ class WaitingEvents:
     def take(self, item_id: int) -> np.ndarray:
         """Return the events of one item, EVENT [N], which wait no more."""
         is_own = self.events["item_id"] == item_id
-        taken, self.events = self.events[is_own], self.events[~is_own]
-        return taken
+        own_events, self.events = self.events[is_own], self.events[~is_own]
+        return own_events
 
 
 @dataclass

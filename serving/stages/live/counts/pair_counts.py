@@ -274,13 +274,13 @@ def put_companions(history, blocked, blocked_starts, servable, slot_of, rows, su
     most = max(0, min(MOST_CANDIDATES, positions.shape[1] - n_spared))
     for row in range(len(positions)):
         slots = find_own_slots(history[row], slot_of)
-        found = find_strongest(slots, rows)
-        if len(found) == 0:
+        companions = find_strongest(slots, rows)
+        if len(companions) == 0:
             continue
         add_strengths(slots, 0, rows, sums)
         clear(positions[row], sums)
         clear(blocked[blocked_starts[row] : blocked_starts[row + 1]], sums)
-        chosen = choose_strongest(found, servable, sums, most)
+        chosen = choose_strongest(companions, servable, sums, most)
         clear_strengths(slots, rows, sums)
         end = 0
         while end < positions.shape[1] and positions[row, end] != n_items:
@@ -291,17 +291,17 @@ def put_companions(history, blocked, blocked_starts, servable, slot_of, rows, su
 
 
 @compiled
-def choose_strongest(found, servable, sums, most):
-    """Return up to `most` servable ones of the companions found, int64 [F]: those with the largest sums, which become 0."""
-    chosen, n_chosen, strengths = np.empty(most, np.int64), 0, np.zeros(len(found), np.float32)
-    for place in range(len(found)):
-        if servable[found[place]]:
-            strengths[place], sums[found[place]] = sums[found[place]], 0.0  # so that a repeat has none
+def choose_strongest(companions, servable, sums, most):
+    """Return up to `most` servable ones of the companions, int64 [F]: those with the largest sums, which become 0."""
+    chosen, n_chosen, strengths = np.empty(most, np.int64), 0, np.zeros(len(companions), np.float32)
+    for place in range(len(companions)):
+        if servable[companions[place]]:
+            strengths[place], sums[companions[place]] = sums[companions[place]], 0.0  # so that a repeat has none
     while n_chosen < most:
         best = np.argmax(strengths)  # the first of equals
         if strengths[best] == 0.0:
             break
-        chosen[n_chosen], strengths[best] = found[best], 0.0
+        chosen[n_chosen], strengths[best] = companions[best], 0.0
         n_chosen += 1
     return chosen[:n_chosen]
 
@@ -316,7 +316,7 @@ def clear(positions, sums):
 @compiled
 def is_among(position, positions):
     """Return whether a position is among others, [N]."""
-    found = False
+    is_found = False
     for other in positions:  # without an early exit, so that the comparison vectorises
-        found |= other == position
-    return found
+        is_found |= other == position
+    return is_found

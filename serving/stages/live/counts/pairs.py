@@ -78,7 +78,7 @@ class StoredPairs:
 def find_taken(headers: np.ndarray) -> np.ndarray:
     """Return the positive events, EVENT [N], of HEADER [M]."""
     is_taken = (headers["flags"] & (Flags.POSITIVE | Flags.ERASED)) == Flags.POSITIVE
-    taken = headers[(headers["type"] == OBSERVED) & is_taken]
-    events = np.empty(len(taken), EVENT)
-    events["user_id"], events["item_id"], events["time_s"] = taken["user_id"], taken["item_id"], taken["time_ms"] // 1_000
+    rows = headers[(headers["type"] == OBSERVED) & is_taken]
+    events = np.empty(len(rows), EVENT)
+    events["user_id"], events["item_id"], events["time_s"] = rows["user_id"], rows["item_id"], rows["time_ms"] // 1_000
     return events

@@ -74,12 +74,12 @@ def find_place(user, users, latest):
 
 
 @compiled
-def fill_table(kept, users, latest, count):
+def fill_table(recent_events, users, latest, count):
     """Rebuild the hash table without users all of whose events are gone. Return the number of users in it."""
     latest[:] = NO_EVENT
     n_users = 0
-    for number in range(max(0, count - len(kept)), count):
-        user = kept[number & (len(kept) - 1)].user_id
+    for number in range(max(0, count - len(recent_events)), count):
+        user = recent_events[number & (len(recent_events) - 1)].user_id
         place = find_place(user, users, latest)
         n_users += latest[place] == NO_EVENT
         users[place], latest[place] = user, number
@@ -87,37 +87,37 @@ def fill_table(kept, users, latest, count):
 
 
 @compiled
-def find_pairs(events, since_s, kept, earlier, users, latest, counts):
-    """Do what `Visits.add` says. Arguments from `kept` on: the arrays of `Visits`, written."""
+def find_pairs(events, since_s, recent_events, earlier, users, latest, counts):
+    """Do what `Visits.add` says. Arguments from `recent_events` on: the arrays of `Visits`, written."""
     pairs, n_pairs = np.empty((64, 2), np.int64), 0
     others, times_s = np.empty(USER_EVENTS, np.int64), np.empty(USER_EVENTS, np.int64)
     for event in events:
         count, n_others, is_repeated = counts[0], 0, False
         if 4 * counts[1] > 3 * len(users):
-            counts[1] = fill_table(kept, users, latest, count)
+            counts[1] = fill_table(recent_events, users, latest, count)
         place = find_place(event.user_id, users, latest)
         number = last = latest[place]
         for _ in range(USER_EVENTS - 1):
-            if number < max(0, count - len(kept)) or is_repeated:
+            if number < max(0, count - len(recent_events)) or is_repeated:
                 break
-            other = kept[number & (len(kept) - 1)]
+            other = recent_events[number & (len(recent_events) - 1)]
             if abs(event.time_s - other.time_s) <= VISIT_S:
                 is_repeated = other.item_id == event.item_id
                 if not is_among(other.item_id, others[:n_others]):
                     others[n_others], times_s[n_others] = other.item_id, other.time_s
                     n_others += 1
-            number = earlier[number & (len(kept) - 1)]
+            number = earlier[number & (len(recent_events) - 1)]
         if not is_repeated:
-            for at in range(n_others):
-                if max(event.time_s, times_s[at]) >= since_s:
+            for other_place in range(n_others):
+                if max(event.time_s, times_s[other_place]) >= since_s:
                     if n_pairs == len(pairs):
                         more = np.empty((2 * n_pairs, 2), np.int64)
                         more[:n_pairs] = pairs
                         pairs = more
-                    pairs[n_pairs, 0], pairs[n_pairs, 1] = event.item_id, others[at]
+                    pairs[n_pairs, 0], pairs[n_pairs, 1] = event.item_id, others[other_place]
                     n_pairs += 1
         counts[1] += last == NO_EVENT
         users[place], latest[place] = event.user_id, count
-        kept[count & (len(kept) - 1)], earlier[count & (len(kept) - 1)] = event, last
+        recent_events[count & (len(recent_events) - 1)], earlier[count & (len(recent_events) - 1)] = event, last
         counts[0] = count + 1
     return pairs[:n_pairs]
