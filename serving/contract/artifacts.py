@@ -132,20 +132,20 @@ def open_checked_array(folder: Path, name: str, dtype: str | np.dtype, *shape: i
     dtype, shape or order differ.
     """
     array = open_array(folder, name).view(np.ndarray)
-    fits = len(shape) == array.ndim and all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
+    fits = len(shape) == array.ndim and all(expected in (None, size) for expected, size in zip(shape, array.shape, strict=True))
     if array.dtype != dtype or not fits or not array.flags.c_contiguous:
         order = "" if array.flags.c_contiguous else ", not in C order"
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        shape_text = ", ".join("any" if length is None else str(length) for length in shape)
         raise ArtifactError(
-            f"{folder / name}.npy holds {array.dtype} {list(array.shape)}{order}; expected {dtype} [{wanted}]. {REMEDY}"
+            f"{folder / name}.npy holds {array.dtype} {list(array.shape)}{order}; expected {dtype} [{shape_text}]. {REMEDY}"
         )
     return array
 
 
-def check_range(where: Path | str, values: np.ndarray, last: int, first: int = 0) -> None:
+def check_range(name: Path | str, values: np.ndarray, last: int, first: int = 0) -> None:
     """Raise ArtifactError when an integer array has a value outside of first … last: compiled loops check no bounds."""
     if values.size and not first <= values.min() <= values.max() <= last:
-        raise ArtifactError(f"{where} holds values from {values.min()} to {values.max()}; expected {first} to {last}. {REMEDY}")
+        raise ArtifactError(f"{name} holds values from {values.min()} to {values.max()}; expected {first} to {last}. {REMEDY}")
 
 
 def open_network(folder: Path, name: str, threads: int = 1):
@@ -218,13 +218,13 @@ def verify_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _compare_files(folder: Path, stated: dict[str, Any]) -> None:
+def _compare_files(folder: Path, manifest_files: dict[str, Any]) -> None:
     present = {str(path) for path in list_published_files(folder)}
-    if missing := sorted(stated.keys() - present):
+    if missing := sorted(manifest_files.keys() - present):
         raise ArtifactError(f"{folder} lacks {', '.join(missing)}, which its manifest lists. {REMEDY}")
-    if extra := sorted(present - stated.keys()):
+    if extra := sorted(present - manifest_files.keys()):
         raise ArtifactError(f"{folder} holds {', '.join(extra)}, which its manifest does not list. Remove them. {REMEDY}")
-    for name, fact in stated.items():
+    for name, fact in manifest_files.items():
         path = folder / name
         if fact != describe_file(path):
             raise ArtifactError(f"{path} is not the file that was published (its SHA-256 differs from the manifest). {REMEDY}")

@@ -29,7 +29,7 @@ def read_pinned_generation(repository: Path) -> int:
             f"{path} cannot be read: {error.strerror}; it states the generation that the repository answers with. "
             f"Create a repository with `make export REPO={repository}`."
         ) from error
-    pins = {int(number) for pattern in PINS for found in pattern.findall(text) for number in re.findall(r"\d+", found)}
+    pins = {int(number) for pattern in PINS for pin in pattern.findall(text) for number in re.findall(r"\d+", pin)}
     if len(pins) != 1:
         raise ArtifactError(
             f"{path} is pinned to versions {sorted(pins)}; expected one for the model and all its steps. "

@@ -171,8 +171,8 @@ def remove_oldest() -> None:
     with cache_lock():
         by_module: dict[str, list[Path]] = {}
         for path in Path(find_cache_root()).iterdir():
-            if ours := OURS.fullmatch(path.name):
-                by_module.setdefault(ours["module"], []).append(path)
+            if match := OURS.fullmatch(path.name):
+                by_module.setdefault(match["module"], []).append(path)
         for folders in by_module.values():
             for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns)[:-KEPT_FOLDERS]:
                 shutil.rmtree(folder, ignore_errors=True)
