@@ -148,13 +148,13 @@ class Published:
         neighbours = open_array(self.retrieve_folder, "neighbours")[position]
         weights = open_array(self.retrieve_folder, "neighbour_weights")[position]
         strongest = [place for place in np.argsort(-weights, kind="stable") if weights[place] > 0]
-        found = {int(neighbours[place]): (float(weights[place]), TOGETHER) for place in strongest}
-        for other, cosine in zip(*(part[: count + len(found) + 1].tolist() for part in self.near.find(position)), strict=True):
-            found.setdefault(other, (cosine, ALIKE))
-        found.pop(position, None)
+        links = {int(neighbours[place]): (float(weights[place]), TOGETHER) for place in strongest}
+        for other, cosine in zip(*(part[: count + len(links) + 1].tolist() for part in self.near.find(position)), strict=True):
+            links.setdefault(other, (cosine, ALIKE))
+        links.pop(position, None)
         served = [
             (other, *score_and_source)
-            for other, score_and_source in found.items()
+            for other, score_and_source in links.items()
             if other < len(self.item_ids) and available[other]
         ]
         return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]

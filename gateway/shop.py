@@ -268,7 +268,7 @@ def load_first(repo: Path) -> Published:
         raise
 
 
-def _require_number(what: str, value: int | str | None) -> int:
+def _require_number(name: str, value: int | str | None) -> int:
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        raise InvalidRequest(f"{what} is {value!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
+        raise InvalidRequest(f"{name} is {value!r}; this shop's ids are whole numbers of 64 bits. Correct the id.")
     return value

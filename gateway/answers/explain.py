@@ -260,10 +260,10 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
 def locate_item(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, item_id: int) -> Place:
     """Return the place of an item in the order of scores. ids, scores, valid: [n], of one request"""
     order = np.argsort(-np.where(valid, scores, -np.inf), kind="stable")
-    found = np.flatnonzero((ids[order] == item_id) & valid[order])
-    if not len(found):
+    places = np.flatnonzero((ids[order] == item_id) & valid[order])
+    if not len(places):
         return Place(stage, None, int(valid.sum()), None)
-    return Place(stage, int(found[0]) + 1, int(valid.sum()), float(scores[order[found[0]]]))
+    return Place(stage, int(places[0]) + 1, int(valid.sum()), float(scores[order[places[0]]]))
 
 
 def find_sources(

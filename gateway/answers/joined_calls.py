@@ -156,14 +156,14 @@ class JoinedCalls:
         first = self._waiting[0]
         most = self._find_most_questions(first.group.generation)
         questions = [question for question in self._waiting if question.group == first.group][:most]
-        taken = set(questions)
-        self._waiting = [question for question in self._waiting if question not in taken]
+        taken_questions = set(questions)
+        self._waiting = [question for question in self._waiting if question not in taken_questions]
         return questions
 
     async def _answer(self, questions: list[Waiting], call: object) -> None:
         """Make one call, and give each question its answer or the error."""
-        wanted = [question.k for question in questions]
-        k = None if None in wanted else max(filter(None, wanted))
+        counts = [question.k for question in questions]
+        k = None if None in counts else max(filter(None, counts))
         left_s = max(question.deadline_s for question in questions) - time.monotonic()
         request_ids = ",".join(question.request_id for question in questions)
         queries, generation = [question.query for question in questions], questions[0].group.generation

@@ -97,8 +97,8 @@ def read_visitor_and_item(scope: Scope) -> tuple[Visitor, str]:
 
 def describe_visitor(parameters: VisitorParameters, context: dict[str, str]) -> dict[str, Any]:
     """Return the fields of a Visitor, by name. context: values of the context columns by name"""
-    who = {name: getattr(parameters, name) for name in VisitorParameters.model_fields}
-    return who | {"context": context}
+    visitor = {name: getattr(parameters, name) for name in VisitorParameters.model_fields}
+    return visitor | {"context": context}
 
 
 Form = TypeVar("Form", bound=VisitorParameters)
@@ -142,13 +142,13 @@ def read_parameters(form: type[Form], scope: Scope, headers: dict[str, str]) -> 
 
 def refuse_other_parameters(scope: Scope, known: Sequence[str]) -> None:
     """Raise InvalidRequest for a parameter that a route does not have, and for one that is given more than once."""
-    given: set[str] = set()
+    given_names: set[str] = set()
     for name, _ in parse_query(scope["query_string"]):
         if name not in known:
             raise _make_unknown(name, known)
-        if name in given:
+        if name in given_names:
             raise _make_repeated(name)
-        given.add(name)
+        given_names.add(name)
 
 
 def _make_unknown(name: str, known: Sequence[str]) -> InvalidRequest:
@@ -174,11 +174,11 @@ def split_ids(values: list[str]) -> tuple[str, ...]:
 
 def describe_parameters(form: type[VisitorParameters]) -> dict[str, Any]:
     """Return a form's parameters as /openapi.json describes them."""
-    stated = form.model_json_schema()
-    required = stated.get("required", ())
+    schema = form.model_json_schema()
+    required = schema.get("required", ())
 
     def describe(name: str, field: dict[str, Any]) -> dict[str, Any]:
         place = "header" if name in HEADERS.values() else "query"
         return {"name": name, "in": place, "required": name in required, "schema": field}
 
-    return {"parameters": [describe(name, field) for name, field in stated["properties"].items()]}
+    return {"parameters": [describe(name, field) for name, field in schema["properties"].items()]}

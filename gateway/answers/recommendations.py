@@ -95,9 +95,9 @@ class Answering:
         Raises InvalidRequest for a malformed question, and any other error only if `question.fallback` is False.
         """
         if question.fallback and not self._limiter.admits(question.priority):  # checked first, because shedding must be cheap
-            answered = await self.answer_with_popular(question, Overloaded.status)
+            popular_answer = await self.answer_with_popular(question, Overloaded.status)
             self._metrics.shed.labels(question.priority).inc()
-            return answered
+            return popular_answer
         shop, request_id, (query, is_known) = self._shop, uuid.uuid4().hex, await self._make_query(question)
         counted_id = question.find_counted_id(shop)
         shop.refresh()
@@ -186,7 +186,7 @@ class Answering:
             expected = isinstance(error, TimeoutError | RecommenderError | ServingError)
             fields = {"request_id": request_id}
             log.warning("an answer has no reasons: %s", reason, exc_info=not expected, extra={"fields": fields})
-        return [item | {"reasons": why} for item, why in zip(items, reasons, strict=True)]
+        return [item | {"reasons": item_reasons} for item, item_reasons in zip(items, reasons, strict=True)]
 
     async def _ask(
         self, query: Query, question: Question, request_id: str, counted_id: int | None, enrolment: Enrolment
@@ -243,8 +243,8 @@ class Answering:
     ) -> dict[str, Any]:
         """Return an answer with popular items, and log it."""
         among = None if query.among is None else list(map(int, query.among))
-        had = query.history or () if among is None else ()  # a caller who names an item wants its place
-        hidden = set(map(int, (*query.exclude, *had)))
+        history = query.history or () if among is None else ()  # a caller who names an item wants its place
+        hidden = set(map(int, (*query.exclude, *history)))
         count = question.k or self._shop.published.info.axes.items_returned
         popular = self._shop.pick_popular(hidden, question.context, count, question.category, among)
         items = self._shop.list_items(popular, [None] * len(popular))

@@ -68,10 +68,10 @@ def add_rules(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, Rul
     """
     plain = items.copy()
     plain["zone"][:-1], plain["blocked"][:-1] = 0, False
-    kept = NOTHING
+    rules = NOTHING
     if config.blocked_items:
         plain["blocked"] = items["blocked"]
-        yield "blocked_items", kept, plain.copy()
+        yield "blocked_items", rules, plain.copy()
     caps = ("max_per_category", "category_caps", "max_per_provider", "price_cap")
     for name, fields in (
         ("diversity", ("diversity",)),
@@ -81,8 +81,8 @@ def add_rules(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, Rul
     ):
         chosen = {field: getattr(config, field) for field in fields}
         if any(chosen.values()):
-            kept = replace(kept, **chosen)
-            yield name, kept, plain.copy()
+            rules = replace(rules, **chosen)
+            yield name, rules, plain.copy()
     if config.pinned:
         yield "pinned", config, items
 

@@ -18,9 +18,9 @@ class SimilarItems:
 
     async def find(self, item_id: int, count: int) -> list[SimilarItem]:
         """Return the items like one that may be shown, at most `count`. Raises Overloaded or ArtifactError."""
-        found = await self._threads.run(self._shop.published.find_similar_items, item_id, count + SPARE)
+        similar_items = await self._threads.run(self._shop.published.find_similar_items, item_id, count + SPARE)
         hidden = self._shop.list_hidden()
-        return [item for item in found if not any(item.item_id in ids for ids in hidden)][:count]
+        return [item for item in similar_items if not any(item.item_id in ids for ids in hidden)][:count]
 
     def close(self) -> None:
         self._threads.close(wait=False)

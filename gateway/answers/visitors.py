@@ -59,5 +59,5 @@ def find_visitor_id(query: Query) -> int | None:
 
     Raises InvalidRequest for a user id that is reserved for sessions.
     """
-    found = resolve_visitor(query)
-    return None if found is None else int(found)
+    visitor_id = resolve_visitor(query)
+    return None if visitor_id is None else int(visitor_id)

@@ -155,9 +155,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """Cut off the caller that sent no whole request for longest: one that never sent any, if there is one."""
-        idle = [own for own in self.connections if isinstance(own, LimitedProtocol) and own.awaits_caller()]
+        idle = [peer for peer in self.connections if isinstance(peer, LimitedProtocol) and peer.awaits_caller()]
         if idle:
-            min(idle, key=lambda own: (own.cycle is not None, own._turn)).transport.abort()
+            min(idle, key=lambda peer: (peer.cycle is not None, peer._turn)).transport.abort()
 
     def awaits_caller(self) -> bool:
         """Return whether the caller has to send or read something; False while it waits for an answer."""
@@ -185,8 +185,8 @@ def allow_connections() -> int:
     nothing could keep out all others.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + OTHER_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    wanted_files = MOST_CONNECTIONS + OTHER_FILES
+    allowed = wanted_files if hard == resource.RLIM_INFINITY else min(wanted_files, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return min(MOST_CONNECTIONS, max(allowed - OTHER_FILES, allowed // 2))

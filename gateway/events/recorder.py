@@ -132,8 +132,8 @@ class Recorder:
         if kind != "item" or not self._shop.published.lacks_name(record_id):
             return record_id, columns
         # Null would take its text from the item. The server refuses the text of another id.
-        own = {NAME: shop_id.strip()} if tidy(columns).get(NAME) is None else {}
-        return record_id, columns | own
+        name_column = {NAME: shop_id.strip()} if tidy(columns).get(NAME) is None else {}
+        return record_id, columns | name_column
 
     def _make_event(self, body: EventBody, item_id: int, event_id: str) -> Event:
         return Event(

@@ -105,8 +105,8 @@ class EventBody(BaseModel):
     @model_validator(mode="after")
     def _require_one_sender(self) -> EventBody:
         if (self.user is None) == (self.session is None):
-            given = "neither user nor session is given" if self.user is None else "user and session are both given"
-            raise ValueError(f"{given}; expected one of them")
+            fact = "neither user nor session is given" if self.user is None else "user and session are both given"
+            raise ValueError(f"{fact}; expected one of them")
         return self
 
     @field_validator("timestamp")
