@@ -43,8 +43,8 @@ class Counts:
     @property
     def text(self) -> str:
         notes = {"unknown, and so new visitors": self.unknown, "with fallback lists": self.fallbacks, "no items": self.empty}
-        told = "".join(f", {count:,} {note}" for note, count in notes.items() if count)
-        return f"{self.users:,} users, {self.items:,} items{told}"
+        notes_text = "".join(f", {count:,} {note}" for note, count in notes.items() if count)
+        return f"{self.users:,} users, {self.items:,} items{notes_text}"
 
 
 def read_users(path: Path, names: Catalogue) -> list[str]:

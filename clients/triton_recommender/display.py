@@ -49,8 +49,8 @@ def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
 
 
 def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None, source: str) -> None:
-    who = f"user {escape_text(user_id)}" if user_id is not None else "an anonymous visitor"
-    out.print(f"Recommendations for {who} (generation {answer.generation})", markup=False)
+    visitor = f"user {escape_text(user_id)}" if user_id is not None else "an anonymous visitor"
+    out.print(f"Recommendations for {visitor} (generation {answer.generation})", markup=False)
     table = Table()
     table.add_column("#", justify="right")
     table.add_column("item id", justify="right", no_wrap=True)

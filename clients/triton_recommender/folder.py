@@ -38,7 +38,7 @@ def read_pinned_generation(repo: Path) -> int:
             f"{path} cannot be read: {error}. Expected the configuration of a published repository. "
             f"Create one with `make export REPO={repo}`."
         ) from error
-    pins = {int(number) for pattern in _PINS for found in pattern.findall(text) for number in re.findall(r"\d+", found)}
+    pins = {int(number) for pattern in _PINS for pin in pattern.findall(text) for number in re.findall(r"\d+", pin)}
     if len(pins) != 1:
         raise CatalogueError(f"{path} is pinned to versions {sorted(pins)}; expected exactly one. {REMEDY}")
     return pins.pop()

@@ -25,8 +25,8 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
         "user_id": np.array([[validate_id(event.user_id, "user_id", INT64.min)] for event in events], np.int64),
         "item_id": np.array([[validate_id(event.item_id, "item_id", 0)] for event in events], np.int64),
     }
-    wanted = {name: dtype for name, dtype in _OPTIONAL.items() if any(getattr(event, name) is not None for event in events)}
-    rows = [{name: getattr(event, name) for name in wanted} for event in events]
+    dtypes = {name: dtype for name, dtype in _OPTIONAL.items() if any(getattr(event, name) is not None for event in events)}
+    rows = [{name: getattr(event, name) for name in dtypes} for event in events]
     for row in rows:
         for name in ("event", "event_id", "request_id"):
             if row.get(name) is not None and not isinstance(row[name], str):
@@ -45,7 +45,7 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
     known = {name: dtype for name, (dtype, _) in model.inputs.items() if name not in ("user_id", "item_id", *_OPTIONAL)}
     columns = {name: dtype for name, dtype in known.items() if name in context_names}
     check_columns(context_names, known)
-    return tensors | encode_values(rows, wanted) | encode_context([event.context for event in events], columns)
+    return tensors | encode_values(rows, dtypes) | encode_context([event.context for event in events], columns)
 
 
 def encode_upserts(kind: str, changes: Sequence[tuple[int | str, Mapping[str, object]]]) -> dict[str, np.ndarray]:

@@ -318,5 +318,5 @@ def _refuse_malformed_event(event: Event, call: Call) -> None:
 
 def _read_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as int, float or str, without markers of missing ones."""
-    stated = {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}
-    return {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in stated.items()}
+    given_values = {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}
+    return {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in given_values.items()}

@@ -97,31 +97,31 @@ class _Caching:
         self, call: Call, lead: dict[Flight, int], keys: list[Key], lookup: Lookup, answers: list[Row | None], started_s: float
     ) -> Steps:
         """Ask the server, put the answers into `answers`, and hand them to the requests that wait."""
-        asked: dict[int, Row] = {}
+        rows: dict[int, Row] = {}
         try:
             outputs = yield from self._ask(call, list(lead.values()), started_s)
-            asked = {row: take_row(outputs, place) for place, row in enumerate(lead.values())}
-            yield "write", self._make_entries(keys, lookup, asked)
+            rows = {row: take_row(outputs, place) for place, row in enumerate(lead.values())}
+            yield "write", self._make_entries(keys, lookup, rows)
         finally:
-            self._resolve(lead, asked)
-        for row, answer in asked.items():
+            self._resolve(lead, rows)
+        for row, answer in rows.items():
             answers[row] = answer
 
-    def _make_entries(self, keys: list[Key], lookup: Lookup, asked: dict[int, Row]) -> list[Entry]:
+    def _make_entries(self, keys: list[Key], lookup: Lookup, rows: dict[int, Row]) -> list[Entry]:
         """Return the entries to store: complete answers, under the generation that gave them."""
-        complete = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
-        self._cache.counts.add(degraded=len(asked) - len(complete))
+        complete = {row: answer for row, answer in rows.items() if not answer["degraded"][0, 0]}
+        self._cache.counts.add(degraded=len(rows) - len(complete))
         return [
             Entry(keys[row], lookup.tokens[row], int(answer["generation"][0, 0]), pack_row(answer))
             for row, answer in complete.items()
         ]
 
-    def _resolve(self, lead: dict[Flight, int], asked: dict[int, Row]) -> None:
+    def _resolve(self, lead: dict[Flight, int], rows: dict[int, Row]) -> None:
         """Give the answers to the requests that wait, None where there is none."""
         for flight, row in lead.items():
             with self._lock:
                 waiting = self._flights.pop(flight)
-            waiting.set_result(asked.get(row))
+            waiting.set_result(rows.get(row))
 
     def _ask(self, call: Call, rows: Sequence[int], started_s: float) -> Steps:
         """Return the server's outputs for some of the users, in the remaining time."""
@@ -164,14 +164,14 @@ class CachedTransport(_Caching):
             return self._inner.infer(call)
         flow = self._yield_steps(call)
         try:
-            what, *arguments = next(flow)
+            operation, *arguments = next(flow)
             while True:
                 try:
-                    result = self._do[what](*arguments)
+                    result = self._do[operation](*arguments)
                 except BaseException as error:
-                    what, *arguments = flow.throw(error)
+                    operation, *arguments = flow.throw(error)
                 else:
-                    what, *arguments = flow.send(result)
+                    operation, *arguments = flow.send(result)
         except StopIteration as end:
             return end.value
 
@@ -203,14 +203,14 @@ class AsyncCachedTransport(_Caching):
             return await self._inner.infer(call)
         flow = self._yield_steps(call)
         try:
-            what, *arguments = next(flow)
+            operation, *arguments = next(flow)
             while True:
                 try:
-                    result = await self._do[what](*arguments)
+                    result = await self._do[operation](*arguments)
                 except BaseException as error:
-                    what, *arguments = flow.throw(error)
+                    operation, *arguments = flow.throw(error)
                 else:
-                    what, *arguments = flow.send(result)
+                    operation, *arguments = flow.send(result)
         except StopIteration as end:
             return end.value
 
