@@ -47,12 +47,12 @@ def refreshes_whole_sets(sets: int, share: float) -> bool:
     return int(max(np.float32(L1_SET_ROWS), np.float32(share) * np.float32(L1_SET_ROWS * sets))) % L1_SET_ROWS == 0
 
 
-def fit_refresh_share(sets: int, wanted: float) -> float:
-    """Return a share close to `wanted`, below 1, of a cache of `sets` sets that HPS refreshes within its buffers."""
-    if refreshes_whole_sets(sets, wanted):
-        return wanted
-    nearest = min(max(round(wanted * sets), 1), sets - 1)
-    counts = (count for away in range(sets) for count in (nearest - away, nearest + away) if 0 < count < sets)
+def fit_refresh_share(sets: int, wanted_share: float) -> float:
+    """Return a share close to `wanted_share`, below 1, of a cache of `sets` sets that HPS refreshes within its buffers."""
+    if refreshes_whole_sets(sets, wanted_share):
+        return wanted_share
+    nearest = min(max(round(wanted_share * sets), 1), sets - 1)
+    counts = (count for distance in range(sets) for count in (nearest - distance, nearest + distance) if 0 < count < sets)
     shares = (float(np.float32(count / sets)) for count in counts)
     return next(share for share in shares if refreshes_whole_sets(sets, share))
 
