@@ -46,11 +46,11 @@ def run(commands: typer.Typer | Callable[..., None], name: str) -> None:
 def refuse_options_before(context: typer.Context) -> None:
     """Raise ConfigError for options before a command, which would ignore them and run for minutes with its defaults."""
     sources = ((p.opts[-1], context.get_parameter_source(p.name)) for p in context.command.params)
-    given = [option for option, source in sources if source and source.name == "COMMANDLINE"]
-    if given:
+    options = [option for option, source in sources if source and source.name == "COMMANDLINE"]
+    if options:
         command = context.invoked_subcommand
-        rewritten = f"{context.command_path} {command} {' … '.join(given)} …"
-        raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write: {rewritten}")
+        rewritten = f"{context.command_path} {command} {' … '.join(options)} …"
+        raise ConfigError(f"{', '.join(options)} must follow {command}, which ignores options before it. Write: {rewritten}")
 
 
 def parse_numbers(text: str) -> list[float]:
@@ -90,13 +90,13 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=total)
         begun = 0
 
-        def begin_step(what: str) -> None:
+        def begin_step(title: str) -> None:
             nonlocal begun
             begun += 1
             if console.is_terminal:
-                bar.update(task, description=what, completed=begun - 1, refresh=True)
+                bar.update(task, description=title, completed=begun - 1, refresh=True)
             else:
-                console.print(f"[{begun}/{total}] {what}", markup=False, highlight=False)
+                console.print(f"[{begun}/{total}] {title}", markup=False, highlight=False)
 
         yield begin_step
         bar.update(task, completed=total, refresh=True)

@@ -122,8 +122,8 @@ def finish(
     """
     name = re.sub(r"[^\w.-]+", "-", name)
     today = datetime.now(UTC).date()
-    where = f"{conditions}; {today}, {machine['cores']} cores, load average {machine['load_before']} at the start"
-    result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])
+    setup = f"{conditions}; {today}, {machine['cores']} cores, load average {machine['load_before']} at the start"
+    result = Result(name=name, title=title, command=command, conditions=setup, figures=[f.to_record() for f in figures])
     print_table(tabulate_figures(title, figures))
     missed = [figure.name for figure in figures if figure.met is False]
     if differing_answers:

@@ -89,6 +89,6 @@ def _answer(worker: subprocess.Popen[str]) -> dict:
     assert worker.stderr is not None
     line = worker.stdout.readline()
     if not line:
-        said = worker.stderr.read().strip().splitlines()[-1:]
-        raise ServerError(f"The pipeline does not run in its own process: {''.join(said) or 'it ended without a message'}.")
+        lines = worker.stderr.read().strip().splitlines()[-1:]
+        raise ServerError(f"The pipeline does not run in its own process: {''.join(lines) or 'it ended without a message'}.")
     return json.loads(line)

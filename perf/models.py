@@ -113,8 +113,8 @@ class Question:
         history = retrieve.items.find_positions(inputs["history_ids"])
         vectors = retrieve.compute_user_vectors(inputs, history)
         blocked = retrieve.outputs.collect_blocked(inputs, history, SeenSince.make_empty(len(history)))
-        found = retrieve.search(vectors, history, blocked, retrieve.info.axes.candidates)
-        return cls(vectors, history, np.full_like(history, retrieve.items.n_items), blocked, *found)
+        candidates = retrieve.search(vectors, history, blocked, retrieve.info.axes.candidates)
+        return cls(vectors, history, np.full_like(history, retrieve.items.n_items), blocked, *candidates)
 
 
 def describe_served(repo: Path) -> tuple[str, str]:
@@ -167,8 +167,8 @@ def time_models(
         watch.requests.append(Counter())
         question = Question.of(retrieve, timed_pipeline.trace(inputs))
         for name, propose in sources.items():
-            own = replace(question, positions=question.positions.copy(), scores=question.scores.copy())  # it changes the list
-            watch.run(name, propose, own)
+            copy = replace(question, positions=question.positions.copy(), scores=question.scores.copy())  # it changes the list
+            watch.run(name, propose, copy)
     return {name: [request[name] / 1_000 for request in watch.requests[WARM_UP:]] for name in watch.requests[0]}
 
 

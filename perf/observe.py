@@ -176,8 +176,8 @@ def compute_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
         hits = hits_after - before.get((name, labels), 0.0)
         misses = after[partner, labels] - before.get((partner, labels), 0.0)
         if hits + misses > 0:
-            what = name.split("hit")[0].strip("_")
-            rates[f"{what} {labels}".strip()] = hits / (hits + misses)
+            cache = name.split("hit")[0].strip("_")
+            rates[f"{cache} {labels}".strip()] = hits / (hits + misses)
     return rates
 
 

@@ -87,9 +87,9 @@ def withdraw_items(shop: Shop, exchange: Exchange, answers: int, rng: np.random.
         for item_id in items or list(shown):
             users = shown[item_id][: min(ASKED_PER_ITEM, answers - checked)]
             exchange.ask(shop.encode_upsert(item_id, available=False))
-            answered = ask_all(shop, exchange, users)
-            checked += len(answered)
-            stale += sum(item_id in answer.item_ids for answer in answered)
+            new_answers = ask_all(shop, exchange, users)
+            checked += len(new_answers)
+            stale += sum(item_id in answer.item_ids for answer in new_answers)
             exchange.ask(shop.encode_upsert(item_id, available=True))
             missing += item_id not in ask(shop, exchange, users[0]).item_ids
             if checked >= answers:

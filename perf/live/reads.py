@@ -47,15 +47,15 @@ def measure(calls: int, sizes: tuple[int, ...], folder: Path, rng: np.random.Gen
 def make_figures(taken_us: dict[int, np.ndarray]) -> list[Figure]:
     """Return the figures. taken_us: float64 [calls] by the number of users"""
     figures = []
-    p50 = {size: float(np.median(taken)) for size, taken in taken_us.items()}
-    for size, taken in taken_us.items():
-        tenth = max(len(taken) // 10, 1)
-        drift = float(np.median(taken[-tenth:]) / np.median(taken[:tenth]))
+    p50 = {size: float(np.median(times_us)) for size, times_us in taken_us.items()}
+    for size, times_us in taken_us.items():
+        tenth = max(len(times_us) // 10, 1)
+        drift = float(np.median(times_us[-tenth:]) / np.median(times_us[:tenth]))
         figures += [
             Figure(name=f"{size:,} users: p50 of a read", values=[p50[size]], unit="us", at_most=P50_US),
-            Figure(name=f"{size:,} users: p99 of a read", values=[float(np.quantile(taken, 0.99))], unit="us"),
+            Figure(name=f"{size:,} users: p99 of a read", values=[float(np.quantile(times_us, 0.99))], unit="us"),
             Figure(
-                name=f"{size:,} users: last tenth of {len(taken):,} over the first", values=[drift], unit="x", at_most=DRIFT
+                name=f"{size:,} users: last tenth of {len(times_us):,} over the first", values=[drift], unit="x", at_most=DRIFT
             ),
         ]
     smallest, largest = min(p50), max(p50)

@@ -128,10 +128,10 @@ def copy_repository(repo: Path, live: bool = True) -> Iterator[Path]:
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
     """
     generation = read_pinned_generation(repo)
-    stated = read_stage(find_stage_folder(repo, OBSERVE, generation)).live_folder
-    if stated:
+    live_folder = read_stage(find_stage_folder(repo, OBSERVE, generation)).live_folder
+    if live_folder:
         raise ConfigError(
-            f"{repo} keeps its live store in {stated}, where the made-up events of a measurement would be written. "
+            f"{repo} keeps its live store in {live_folder}, where the made-up events of a measurement would be written. "
             "Export without [live] folder, and measure that."
         )
     MEASURED_DIR.mkdir(parents=True, exist_ok=True)

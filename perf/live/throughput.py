@@ -42,7 +42,7 @@ def measure(shop: Shop, seconds: float, rounds: int, rng: np.random.Generator, p
             progress(f"round {number + 1}: one client, and the disk")
             alone.append(time_one_client(shop, seconds / 2, rng).p50_ms)
             synced.append(time_fsync(shop.live_folder.parent).p50_ms)
-    above = [own - disk for own, disk in zip(alone, synced, strict=True)]
+    above = [total - disk for total, disk in zip(alone, synced, strict=True)]
     return [
         Figure(name=f"durable events, {CLIENTS} clients", values=rates, unit="/s", at_least=EVENTS_PER_S),
         Figure(name="acknowledged events that the log lacks", values=[float(missing)], at_most=0),

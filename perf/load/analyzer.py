@@ -86,11 +86,11 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     output.unlink(missing_ok=True)
     before = read_counters(target.grpc_url)
     arguments = build_command(target, mode, value, window_s, output)
-    said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S, target.key_header)
+    text = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S, target.key_header)
     after = read_counters(target.grpc_url)
     if not output.exists():
-        remedy = " A longer --window-s may help." if UNSTABLE in said else ""
-        raise ServerError(f"perf_analyzer measured nothing: {extract_complaints(said)} ({' '.join(arguments)}).{remedy}")
+        remedy = " A longer --window-s may help." if UNSTABLE in text else ""
+        raise ServerError(f"perf_analyzer measured nothing: {extract_complaints(text)} ({' '.join(arguments)}).{remedy}")
     requests = parse_export(output.read_text())
     output.unlink()
     np.savez_compressed(raw, start_ns=requests.start_ns, latency_ns=requests.latency_ns)
@@ -121,9 +121,9 @@ def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
             raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
         with process:
             try:
-                said = "".join(process.communicate(timeout=limit_s))
-                if UNSTABLE not in said or attempt == ATTEMPTS:
-                    return said
+                text = "".join(process.communicate(timeout=limit_s))
+                if UNSTABLE not in text or attempt == ATTEMPTS:
+                    return text
                 warnings.warn(f"perf_analyzer got no answer in one of its windows: {' '.join(arguments)}", stacklevel=2)
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -153,9 +153,9 @@ def parse_export(text: str) -> Requests:
     try:
         (experiment,) = json.loads(text)["experiments"]
         bounds_ns = np.array(experiment["window_boundaries"], np.int64)
-        answered = [request for request in experiment["requests"] if request["response_timestamps"]]
-        start_ns = np.array([request["timestamp"] for request in answered], np.int64)
-        end_ns = np.array([request["response_timestamps"][-1] for request in answered], np.int64)
+        requests = [request for request in experiment["requests"] if request["response_timestamps"]]
+        start_ns = np.array([request["timestamp"] for request in requests], np.int64)
+        end_ns = np.array([request["response_timestamps"][-1] for request in requests], np.int64)
     except (KeyError, ValueError, IndexError) as error:
         raise ServerError(f"perf_analyzer's export has an unknown form ({error!r}); 2.51 is expected.") from error
     if len(bounds_ns) < 2:

@@ -132,7 +132,7 @@ class UnaryCalls:
             raise ConfigError(f"A request is {len(body):,} bytes long; {limit}.")
         stream = 2 * number + 1
         head = HeadersFrame(stream, data=self._block if number else self._first_block, flags=["END_HEADERS"]).serialize()
-        frames = [DataFrame(stream, data=body[at : at + FRAME_BYTES]) for at in range(0, len(body), FRAME_BYTES)]
+        frames = [DataFrame(stream, data=body[start : start + FRAME_BYTES]) for start in range(0, len(body), FRAME_BYTES)]
         frames[-1].flags.add("END_STREAM")
         parts = [Part(frame.serialize(), len(frame.data)) for frame in frames]
         return [Part(head + parts[0].frames, parts[0].body_bytes), *parts[1:]]
@@ -183,8 +183,8 @@ class UnaryCalls:
             self._read(left_s)
         if not self._has_settings:
             self.close()
-            why = self._failure or "it is silent"
-            raise ServerError(f"The server at {self._url} does not answer in gRPC ({why}). Is it the gRPC port?")
+            reason = self._failure or "it is silent"
+            raise ServerError(f"The server at {self._url} does not answer in gRPC ({reason}). Is it the gRPC port?")
 
     def _read(self, timeout_s: float) -> None:
         if self._sent_ns:  # not beyond the deadline of the oldest call

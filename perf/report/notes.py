@@ -48,16 +48,16 @@ def write_notes(run: Run) -> list[str]:
 def _describe_load(load: Open) -> list[str]:
     """Return what makes the latencies of an open-loop load other than they seem."""
     notes, failed, latency = [], sum(load.errors.values()), load.latency
-    answered = latency.count if latency else 0
-    if not failed and not answered:
+    n_answered = latency.count if latency else 0
+    if not failed and not n_answered:
         notes.append("no request was due. Raise the rate or the duration.")
     if failed:
         listed = [f"{message} ({count:,})" for message, count in list(load.errors.items())[:LISTED_ERRORS]]
         more = len(load.errors) - len(listed)
         reasons = "; ".join(listed) + (f"; and {more} other errors" if more else "")
-        notes.append(f"{failed:,} of {failed + answered:,} requests failed, and have no latency: {reasons}.")
+        notes.append(f"{failed:,} of {failed + n_answered:,} requests failed, and have no latency: {reasons}.")
     if load.degraded:
-        notes.append(f"{load.degraded:,} of {answered:,} answers were degraded.")
+        notes.append(f"{load.degraded:,} of {n_answered:,} answers were degraded.")
     if latency and latency.count < FEWEST_REQUESTS:
         notes.append(f"only {latency.count} requests were answered, so p99 is the slowest of them.")
     return notes

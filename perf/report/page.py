@@ -65,7 +65,7 @@ def make_tiles(run: Run) -> list[dict[str, str]]:
         ("throughput_share", "{:.0%}", "of in-process throughput"),
         ("memory_mib", "{:,.0f} MiB", "all server processes"),
     )
-    return [{"value": form.format(document[key]), "what": what} for key, form, what in figures if key in document]
+    return [{"value": form.format(document[key]), "what": label} for key, form, label in figures if key in document]
 
 
 def _save_picture(name: str, figure: Figure, folder: Path) -> dict[str, str]:

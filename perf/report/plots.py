@@ -61,8 +61,8 @@ def draw_latency_throughput(run: Run, folder: Path) -> Figure | None:
         closed.plot(rates, [level.latency.p99_ms for level in curve], "o:", color=colour, ms=3, label=f"{transport}, p99")
     main = next(iter(curves.values()))
     for level in main:
-        at = (level.achieved_rate, level.latency.p50_ms)
-        closed.annotate(f"{level.value:g}", at, textcoords="offset points", xytext=(5, -11), fontsize=8, color=GREY)
+        point = (level.achieved_rate, level.latency.p50_ms)
+        closed.annotate(f"{level.value:g}", point, textcoords="offset points", xytext=(5, -11), fontsize=8, color=GREY)
     numbers = (
         "Closed loop (numbers: clients)" if main[0].mode == "concurrency" else "perf_analyzer (numbers: requests/s offered)"
     )
@@ -94,9 +94,9 @@ def draw_stage_breakdown(run: Run, folder: Path) -> Figure | None:
     rows = np.arange(len(curve))
     left = np.zeros(len(curve))
     for model in _list_models(curve):
-        for what, phases, alpha in (("queue", ("queue",), 0.35), ("work", PHASES[1:], 1.0)):
+        for kind, phases, alpha in (("queue", ("queue",), 0.35), ("work", PHASES[1:], 1.0)):
             width = np.array([_sum_stage_ms(level, model, phases) for level in curve])
-            axes.barh(rows, width, left=left, color=MODEL_COLOUR[model], alpha=alpha, label=f"{model}: {what}", height=0.62)
+            axes.barh(rows, width, left=left, color=MODEL_COLOUR[model], alpha=alpha, label=f"{model}: {kind}", height=0.62)
             left += width
     total = np.array([level.latency.mean_ms for level in curve])
     axes.barh(rows, np.maximum(total - left, 0), left=left, color="#D9D9D9", label="gRPC, ensemble, client", height=0.62)
@@ -239,8 +239,8 @@ def _open_raw(folder: Path, load: Open) -> np.lib.npyio.NpzFile:
 def _select_curves(run: Run) -> dict[str, list[Closed]]:
     """Return the levels of `recommend` by transport: those of numbers of clients, or of request rates if there are none."""
     for mode in ("concurrency", "request_rate"):
-        if found := {name: curve for name in TRANSPORT_COLOUR if (curve := run.select_curve(ENSEMBLE, name, mode))}:
-            return found
+        if curves := {name: curve for name in TRANSPORT_COLOUR if (curve := run.select_curve(ENSEMBLE, name, mode))}:
+            return curves
     return {}
 
 
@@ -260,9 +260,9 @@ def _label_level(level: Closed) -> str:
     return f"{level.value:g} client{'s' if level.value > 1 else ''}"
 
 
-def _label_log_axis(axes: Axes, which: str = "y") -> None:
+def _label_log_axis(axes: Axes, axis_name: str = "y") -> None:
     """Label a log axis with 1, 2, 5, 10 instead of powers."""
-    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis = axes.yaxis if axis_name == "y" else axes.xaxis
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())

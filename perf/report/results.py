@@ -149,8 +149,8 @@ class Run(BaseModel):
 
     @property
     def differing_under_load(self) -> str:
-        where = f"{self.label}, " if self.label else ""
-        return "; ".join(f"{where}{load.name}: {load.differing_answers}" for load in self.open if load.differing_answers)
+        prefix = f"{self.label}, " if self.label else ""
+        return "; ".join(f"{prefix}{load.name}: {load.differing_answers}" for load in self.open if load.differing_answers)
 
     @property
     def compared_under_load(self) -> int:

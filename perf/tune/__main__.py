@@ -45,13 +45,13 @@ def main(
         raise ConfigError(
             f"{out} is not the name of a .toml file in a folder that exists: the winner is written there. Correct --out."
         )
-    stated = slo.read_slo(slo_file)
-    if others := ", ".join(sorted(stated.keys() - set(MEASURED))):
+    slo_bounds = slo.read_slo(slo_file)
+    if others := ", ".join(sorted(slo_bounds.keys() - set(MEASURED))):
         console.print(f"Not measured during the search, so judge the winner by `make perf`: {others}", markup=False)
     rng, end_s = np.random.default_rng(SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), measure_smaller_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
-    bounds = {key: bound.for_layout(lab.layout) for key, bound in stated.items() if key in MEASURED}
+    bounds = {key: bound.for_layout(lab.layout) for key, bound in slo_bounds.items() if key in MEASURED}
     space = make_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))
     candidates = draw_candidates(space, count, rng)
     lab.say = lambda what: console.print(f"[{(end_s - time.monotonic()) / 60:4.1f} min left] {what}", markup=False)

@@ -80,10 +80,10 @@ def change_effort(repository: Path, generation: int, compute: ComputeSettings) -
 
 def seal_again(repository: Path, generation: int, stage: str) -> None:
     """Write new manifests for a changed stage folder and its generation."""
-    own, whole = find_stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
-    _write_manifest(own, {})
-    stages = read_json(whole, MANIFEST_FILE)["stages"]
-    _write_manifest(whole, {"stages": stages | {stage: compute_sha256(own / MANIFEST_FILE)}})
+    stage_folder, ensemble_folder = find_stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
+    _write_manifest(stage_folder, {})
+    stages = read_json(ensemble_folder, MANIFEST_FILE)["stages"]
+    _write_manifest(ensemble_folder, {"stages": stages | {stage: compute_sha256(stage_folder / MANIFEST_FILE)}})
 
 
 def remove_live_models(repository: Path, generation: int) -> None:
