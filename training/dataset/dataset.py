@@ -24,8 +24,8 @@ class Report:
             self.dropped[reason] = self.dropped.get(reason, 0) + int(rows)
 
     def __str__(self) -> str:
-        kept = self.rows_read - sum(self.dropped.values())
-        lines = [f"{self.rows_read:,} rows read, {kept:,} kept"]
+        n_kept = self.rows_read - sum(self.dropped.values())
+        lines = [f"{self.rows_read:,} rows read, {n_kept:,} kept"]
         lines += [f"  {rows:,} rows dropped: {reason}" for reason, rows in self.dropped.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 

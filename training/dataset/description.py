@@ -139,10 +139,10 @@ class Context(_Section):
     @model_validator(mode="after")
     def _names(self) -> Context:
         _refuse_repeats(self.columns)
-        taken = sorted(set(self.columns) & (_list_tensor_names() | set(LOG_COLUMNS)))
-        if taken:
+        taken_names = sorted(set(self.columns) & (_list_tensor_names() | set(LOG_COLUMNS)))
+        if taken_names:
             raise ValueError(
-                f"the context column {taken[0]!r} has a name that the served models use themselves; rename it in the file"
+                f"the context column {taken_names[0]!r} has a name that the served models use themselves; rename it in the file"
             )
         return self
 
@@ -202,10 +202,10 @@ class Description(_Section):
     def _context_is_known_at_request_time(self) -> Description:
         log = self.interactions
         roles = {log.user_id: "user_id", log.item_id: "item_id", log.timestamp: "timestamp", log.label: "label"}
-        taken = next((name for name in self.context.columns if name in roles), None)
-        if taken is not None:
+        column = next((name for name in self.context.columns if name in roles), None)
+        if column is not None:
             raise ValueError(
-                f"[context] {taken!r} is the {roles[taken]} of [interactions], which is no context of a request; take it out"
+                f"[context] {column!r} is the {roles[column]} of [interactions], which is no context of a request; take it out"
             )
         return self
 
@@ -256,12 +256,12 @@ def _explain(error: ValidationError) -> str:
     fault = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     keys = [str(part) for part in fault["loc"]]
     section = SECTIONS.get(keys[0]) if keys else None  # a fault of the whole description has no keys
-    where = f"[{keys[0]}] " if section else ""
+    prefix = f"[{keys[0]}] " if section else ""
     if fault["type"] == "extra_forbidden":
         allowed = ", ".join((section or Description).model_fields)
-        return f"{where}has the unknown key {keys[-1]!r}. Allowed: {allowed}. Rename or remove it."
+        return f"{prefix}has the unknown key {keys[-1]!r}. Allowed: {allowed}. Rename or remove it."
     if fault["type"] == "missing":
-        return f"{where}lacks the required key {keys[-1]!r}. Add it; data/README.md shows the format."
+        return f"{prefix}lacks the required key {keys[-1]!r}. Add it; data/README.md shows the format."
     if section is Event and fault["type"] == "model_type":
         return (
             f"[events] {keys[1]} is {fault['input']!r:.60}; expected a section. Write [events.{keys[1]}] and its keys below it."
@@ -270,4 +270,4 @@ def _explain(error: ValidationError) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] != "value_error":  # messages of our own name what was given
         message += f", got {fault['input']!r:.60}"
-    return f"{where}{key}{': ' if key else ''}{message}. Correct it; data/README.md shows the format."
+    return f"{prefix}{key}{': ' if key else ''}{message}. Correct it; data/README.md shows the format."

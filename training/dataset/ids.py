@@ -24,12 +24,12 @@ _INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|-?[1-9](\.\d+)?e\+\d\d")  # data f
 def assign_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:
     """Return text -> id without collisions. Of two texts that collide, the one that sorts first keeps its id."""
     ids: dict[str, int] = {}
-    taken: set[int] = set()
+    taken_ids: set[int] = set()
     for text in sorted(set(texts)):
         attempt = 0
-        while (candidate := id_of(text, attempt)) in taken:
+        while (candidate := id_of(text, attempt)) in taken_ids:
             attempt += 1
-        taken.add(candidate)
+        taken_ids.add(candidate)
         ids[text] = candidate
     return ids
 
@@ -67,10 +67,10 @@ def convert_ids(columns: list[Column], allow_negative: bool) -> tuple[list[np.nd
 
 def find_ids(texts: Iterable[str | int], names: pd.DataFrame | None) -> np.ndarray:
     """Return the ids of the texts that are ids, int64 [n]. names: the table of `convert_ids`, None where ids are integers"""
-    wanted = [str(text) for text in texts]
+    wanted_names = [str(text) for text in texts]
     if names is not None:
-        return names.loc[names["name"].isin(wanted), "id"].to_numpy(np.int64)
-    numbers = [parsed for text in wanted if (parsed := parse_integers([text])) is not None]
+        return names.loc[names["name"].isin(wanted_names), "id"].to_numpy(np.int64)
+    numbers = [parsed for text in wanted_names if (parsed := parse_integers([text])) is not None]
     return np.concatenate([np.empty(0, np.int64), *numbers])
 
 

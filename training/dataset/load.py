@@ -86,8 +86,8 @@ def _load(folder: Path, description: Description) -> Dataset:
 
     report = Report()
     interactions = _make_interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
-    found = np.concatenate([ids[rows] for ids, rows in zip(item_ids, ignored, strict=True)])
-    report.notes += _note_not_ignored(log_file.ignore_items, item_names, found)
+    found_ids = np.concatenate([ids[rows] for ids, rows in zip(item_ids, ignored, strict=True)])
+    report.notes += _note_not_ignored(log_file.ignore_items, item_names, found_ids)
     report.notes += [*_note_odd_ids(item_columns, item_names), *_note_odd_ids(user_columns, user_names)]
     report.notes += [*_note_odd_rows(interactions), *_note_seen_before(interactions)]
     items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
@@ -170,14 +170,14 @@ def _refuse_useless(
     if not keep.any():
         raise DataError(f"{path}: no usable row is left.\n{report}\nMend the log, or the columns that dataset.toml names.")
     if not positive[keep].any():
-        at = (
+        expectation = (
             "above 0, as positive_at is not given"
             if spec.positive_at is None
             else f"positive_at = {spec.positive_at:g} or more"
         )
         raise DataError(
             f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}. "
-            f'Expected some {at}. Set positive_at to a label that means "liked".'
+            f'Expected some {expectation}. Set positive_at to a label that means "liked".'
         )
 
 
@@ -194,9 +194,9 @@ def _refuse_other_ids(columns: list[Column], ids: list[np.ndarray]) -> None:
         )
 
 
-def _note_not_ignored(listed: list[str | int], names: pd.DataFrame | None, found: np.ndarray) -> list[str]:
-    """Return a note of the entries of ignore_items that no row has. found: int64 [N], ids of the rows that are ignored"""
-    absent = [entry for entry in listed if not np.isin(find_ids([entry], names), found).any()]
+def _note_not_ignored(listed: list[str | int], names: pd.DataFrame | None, ignored_ids: np.ndarray) -> list[str]:
+    """Return a note of the entries of ignore_items that no row has. ignored_ids: int64 [N], ids of the rows that are ignored"""
+    absent = [entry for entry in listed if not np.isin(find_ids([entry], names), ignored_ids).any()]
     if not absent:
         return []
     shown = ", ".join(repr(entry) for entry in absent[:SHOWN]) + (", …" if len(absent) > SHOWN else "")

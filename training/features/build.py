@@ -236,15 +236,15 @@ def collect_training_columns(
     """
     side, examples = schema.user, train.iloc[rows]
     moments = log.find_moments_before(examples["user_id"].to_numpy(), examples["timestamp"].to_numpy())
-    wanted = {column.name for column in side.categories} | {column.name for column in side.numbers}
-    wanted |= {column.source for column in side.bins}
-    timestamps, given = examples["timestamp"].to_numpy(), take_context(examples, context)
+    names = {column.name for column in side.categories} | {column.name for column in side.numbers}
+    names |= {column.source for column in side.bins}
+    timestamps, context_columns = examples["timestamp"].to_numpy(), take_context(examples, context)
     parts = []
     for part in _split_rows(len(rows)):
         state = log.compute_state(moments.slice(part), timestamps[part])
-        derived = derive_raw_columns(state, {name: v[part] for name, v in given.items()}, timestamps[part])
-        parts.append({name: derived[name] for name in wanted})
-    return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
+        derived = derive_raw_columns(state, {name: v[part] for name, v in context_columns.items()}, timestamps[part])
+        parts.append({name: derived[name] for name in names})
+    return {name: np.concatenate([part[name] for part in parts]) for name in sorted(names)}
 
 
 def _drop_empty_lists(side: Side, catalogue: Mapping[str, RawColumn], sold: np.ndarray) -> Side:
@@ -265,17 +265,17 @@ def _fit_and_prove(
     columns: Mapping[str, RawColumn],
     settings: FeatureSettings,
     rng: np.random.Generator,
-    kept: Path | None = None,
+    workflow_folder: Path | None = None,
 ) -> tuple[Plan, dict]:
     """Fit on `rows`, compile, and replay some of `columns`. Return the plan and the parity report.
 
-    kept: folder in which to save the workflow too
+    workflow_folder: folder in which to save the workflow too
     """
     workflow = fit_workflow(side, rows, settings)
     plan = compile_workflow(workflow)
     report = replay(workflow, plan, columns, rng)
-    if kept:
-        save_for_serving(workflow, kept)
+    if workflow_folder:
+        save_for_serving(workflow, workflow_folder)
     return plan, report
 
 

@@ -67,7 +67,7 @@ def _refuse_unfit(client: Client, scheduler: str, folder: Path) -> None:
     found_by_process = {**client.run(find_spec, PACKAGE), scheduler: client.run_on_scheduler(find_spec, PACKAGE)}
     if len(found_by_process) == 1:
         raise DependencyError(f"The Dask scheduler {scheduler} has no worker. {START}")
-    if unable := [address for address, found in found_by_process.items() if not found]:
+    if unable := [address for address, package in found_by_process.items() if not package]:
         raise DependencyError(f"{', '.join(unable)} of the Dask cluster cannot import {PACKAGE}. {START}")
     if unable := [address for address, writable in client.run(can_write, str(folder)).items() if not writable]:
         raise ConfigError(

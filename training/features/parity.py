@@ -37,14 +37,14 @@ def replay(workflow: Workflow, plan: Plan, columns: Mapping[str, RawColumn], rng
     report = {}
     for position, column in enumerate(plan.categorical):
         first_row = 0 if column.kind in ("integers", "strings") else FIRST_ROW
-        wanted = expected[column.name].to_numpy(np.int64) + first_row
-        report[column.name] = _compare(column.name, column.kind, wanted, encoded.categorical[:, position])
+        expected_values = expected[column.name].to_numpy(np.int64) + first_row
+        report[column.name] = _compare(column.name, column.kind, expected_values, encoded.categorical[:, position])
     for column in plan.lists:
-        wanted = np.concatenate(expected[column.name].tolist()).astype(np.int64)
-        report[column.name] = _compare(column.name, "list", wanted, encoded.lists[column.name].values)
+        expected_values = np.concatenate(expected[column.name].tolist()).astype(np.int64)
+        report[column.name] = _compare(column.name, "list", expected_values, encoded.lists[column.name].values)
     for position, number in enumerate(plan.continuous):
-        wanted = expected[number.name].to_numpy(np.float64)
-        report[number.name] = _compare(number.name, "number", wanted, encoded.continuous[:, position])
+        expected_values = expected[number.name].to_numpy(np.float64)
+        report[number.name] = _compare(number.name, "number", expected_values, encoded.continuous[:, position])
     if missing := sorted(set(expected.columns) - report.keys()):
         raise ExportError(
             f"The plan lacks {', '.join(missing)}, which the workflow produces. Fix training/features/compile.py."
@@ -95,21 +95,21 @@ def _draw_hard_values(column: RawColumn, n_rows: int) -> RawColumn:
     return np.resize(HARD_INTEGERS if column.dtype.kind == "i" else HARD_NUMBERS, n_rows)
 
 
-def _compare(name: str, kind: str, wanted: np.ndarray, got: np.ndarray) -> dict:
+def _compare(name: str, kind: str, truth: np.ndarray, values: np.ndarray) -> dict:
     if kind == "number":
         with np.errstate(invalid="ignore"):
-            difference = np.abs(wanted - got) / np.maximum(1.0, np.abs(wanted))
-        same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+            difference = np.abs(truth - values) / np.maximum(1.0, np.abs(truth))
+        same = (truth == values) | (np.isnan(truth) & np.isnan(values))
         difference = np.where(same, 0.0, difference)
         bad = ~(difference <= TOLERANCE)
     else:
-        difference = np.abs(wanted - got)
+        difference = np.abs(truth - values)
         bad = difference > 0
     if bad.any():
         row = int(np.argmax(bad))
         raise ExportError(
             f"The compiled plan disagrees with NVTabular about {name!r} ({kind}): row {row} of the replayed sample "
-            f"gives {got[row]}, NVTabular {wanted[row]} ({int(bad.sum())} of {len(bad)} rows differ). Nothing was published; "
+            f"gives {values[row]}, NVTabular {truth[row]} ({int(bad.sum())} of {len(bad)} rows differ). Nothing was published; "
             "this is a defect of training/features/compile.py or serving/stages/features/encode.py: "
             "report it with the data set's description."
         )

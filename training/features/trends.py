@@ -30,8 +30,8 @@ def write_trends(folder: Path, dataset: Dataset, aggregates: LogAggregates, n_fr
     if aggregates.item_plans:
         _write_folder(folder / FOLDER, TRENDS_FILE, aggregates.item_plans, _write_records, dataset, aggregates, n_free)
     if aggregates.pair_plans:
-        own = folder / user_categories.FOLDER, user_categories.DECLARATION_FILE
-        _write_folder(*own, aggregates.pair_plans, _write_user_records, dataset, aggregates, n_free)
+        paths = folder / user_categories.FOLDER, user_categories.DECLARATION_FILE
+        _write_folder(*paths, aggregates.pair_plans, _write_user_records, dataset, aggregates, n_free)
 
 
 def _write_folder(

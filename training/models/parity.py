@@ -64,11 +64,11 @@ def compare(path: Path, inputs: dict[str, np.ndarray], expected: np.ndarray, lim
     Raises ExportError unless at least this share of the values is within `limit`.
     """
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (got,) = session.run(None, inputs)
+    (output,) = session.run(None, inputs)
     remedy = "Check the versions of torch and onnxruntime against requirements/export.txt."
-    if got.shape != expected.shape:
-        raise ExportError(f"{path.name} returns {list(got.shape)}, the trained network {list(expected.shape)}. {remedy}")
-    difference = np.abs(got.astype(np.float64) - expected)
+    if output.shape != expected.shape:
+        raise ExportError(f"{path.name} returns {list(output.shape)}, the trained network {list(expected.shape)}. {remedy}")
+    difference = np.abs(output.astype(np.float64) - expected)
     relative = difference / (np.abs(expected) + 1.0)
     parity = Parity(path.stem, expected.size, float(difference.max(initial=0.0)), float(relative.max(initial=0.0)))
     n_beyond = np.count_nonzero(~(relative <= limit))  # NaN is beyond

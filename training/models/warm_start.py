@@ -59,16 +59,16 @@ def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceS
     path = folder / f"{name}.npz"
     if not path.exists():
         return None
-    kept = read_weights(path, ITEM_IDS, TABLE)
+    kept_weights = read_weights(path, ITEM_IDS, TABLE)
     model = SequenceModel(len(item_ids), shape)
     weights = {key: value for key, value in model.state_dict().items() if key != TABLE}
-    if any(key not in kept or kept[key].shape != tuple(value.shape) for key, value in weights.items()):
+    if any(key not in kept_weights or kept_weights[key].shape != tuple(value.shape) for key, value in weights.items()):
         return None
-    known = np.isin(item_ids, kept[ITEM_IDS])
-    rows = np.searchsorted(kept[ITEM_IDS], item_ids[known])
+    known = np.isin(item_ids, kept_weights[ITEM_IDS])
+    rows = np.searchsorted(kept_weights[ITEM_IDS], item_ids[known])
     with torch.no_grad():
-        model.load_state_dict({key: torch.from_numpy(kept[key]) for key in weights}, strict=False)
-        model.table.weight[:-1][torch.from_numpy(known)] = torch.from_numpy(kept[TABLE][rows])
+        model.load_state_dict({key: torch.from_numpy(kept_weights[key]) for key in weights}, strict=False)
+        model.table.weight[:-1][torch.from_numpy(known)] = torch.from_numpy(kept_weights[TABLE][rows])
     return model
 
 
@@ -76,10 +76,10 @@ def read_weights(path: Path, *required: str) -> dict[str, np.ndarray]:
     """Return the arrays of a file that `write_weights` wrote. Raises ArtifactError, also where one of `required` is missing."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            kept = dict(arrays)
-        if missing := {GENERATIONS, *required} - kept.keys():
+            weights = dict(arrays)
+        if missing := {GENERATIONS, *required} - weights.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
-        return kept
+        return weights
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise ArtifactError(
             f"{path} cannot be read: {error}. Remove {path.parent}: the next generation learns from scratch."

@@ -104,9 +104,9 @@ def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, quer
     index.nprobe = min(effort, index.nlist)
     statistics = faiss.cvar.indexIVF_stats  # type: ignore[attr-defined]  # which Faiss's stubs lack
     statistics.reset()
-    found = index.search(make_index_queries(queries), exact.shape[1])[1]
+    positions = index.search(make_index_queries(queries), exact.shape[1])[1]
     cost = index.nlist + statistics.ndis / len(queries)
-    shares = measure_recalls(compute_true_scores(item_vectors, queries, found), exact)
+    shares = measure_recalls(compute_true_scores(item_vectors, queries, positions), exact)
     error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference between two such samples
     return Trial(kind, effort, float(shares.mean()), float(shares.mean() - 1.96 * error), cost)
 
@@ -140,15 +140,15 @@ def make_index_vectors(vectors: np.ndarray) -> np.ndarray:
     return (np.concatenate([centred, extra[:, None]], axis=1) / np.sqrt(longest)).astype(np.float32)
 
 
-def compute_true_scores(item_vectors: np.ndarray, queries: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Return the inner products, float32 [Q, k], of queries and the items `found`: positions int64 [Q, k]; -inf for -1."""
-    return np.where(found >= 0, np.einsum("qd,qkd->qk", queries, item_vectors[found]), -np.inf)
+def compute_true_scores(item_vectors: np.ndarray, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the inner products, float32 [Q, k], of queries and the items at `positions`, int64 [Q, k]; -inf for -1."""
+    return np.where(positions >= 0, np.einsum("qd,qkd->qk", queries, item_vectors[positions]), -np.inf)
 
 
-def measure_recalls(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+def measure_recalls(scores: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Return the share of k results as good as the exact ones, float64 [Q]. Scores [Q, k], `exact` descending; ties count."""
     floor = exact[:, -1:] - 1e-5 * np.abs(exact[:, -1:])
-    return (found >= floor).mean(axis=1)
+    return (scores >= floor).mean(axis=1)
 
 
 def _make_empty(kind: str, n_items: int, width: int) -> Any:

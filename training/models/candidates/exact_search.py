@@ -41,8 +41,8 @@ def search_exactly(
 def find_nearest(item_vectors: np.ndarray, user_vectors: np.ndarray, blocked: Blocked, count: int) -> np.ndarray:
     """Return enough items with the largest inner products, int64 [B, A], that `count` are left without the blocked ones."""
     most_blocked = int(np.diff(blocked.starts).max(initial=0))
-    wanted = min(count + most_blocked + SPARE, len(item_vectors))
-    return faiss.knn(user_vectors, item_vectors, wanted, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    n_wanted = min(count + most_blocked + SPARE, len(item_vectors))
+    return faiss.knn(user_vectors, item_vectors, n_wanted, metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 
 def block_entries(seen: sp.csr_matrix) -> Blocked:

@@ -111,8 +111,8 @@ class _PairsOutside:
         """
         together = (self.by_item[rows] @ self.by_user).tocoo()
         first = rows.start
-        kept = ~(self.in_core[together.row + first] & self.in_core[together.col]) & (together.row + first != together.col)
-        row, column, count = together.row[kept], together.col[kept], together.data[kept]
+        is_kept = ~(self.in_core[together.row + first] & self.in_core[together.col]) & (together.row + first != together.col)
+        row, column, count = together.row[is_kept], together.col[is_kept], together.data[is_kept]
         takers, others = self.customers[row + first], self.customers[column]
         weight = (count - takers * others / self.by_user.shape[0]) / (takers + self.l2)
         positive = weight > 0
@@ -127,8 +127,8 @@ def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Gen
     rows = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((rng.random(positives.nnz), rows))
     place = np.arange(positives.nnz) - positives.indptr[rows]
-    kept = order[place < longest]
-    return sp.csr_matrix((positives.data[kept], (rows[kept], positives.indices[kept])), shape=positives.shape)
+    entries = order[place < longest]
+    return sp.csr_matrix((positives.data[entries], (rows[entries], positives.indices[entries])), shape=positives.shape)
 
 
 def _make_lists(blocks: Iterable[sp.csr_matrix], n_items: int, count: int) -> Neighbours:

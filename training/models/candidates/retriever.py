@@ -109,8 +109,8 @@ class Retriever:
     @cached_property
     def history_table(self) -> np.ndarray:
         """float32 [n_items + 1, D - 1 + G]; `user_network` reads the rows of a history's items"""
-        own = self.model.history_table.weight.detach().numpy()
-        return own if self.graph is None else np.hstack([own, self.graph.history])
+        model_table = self.model.history_table.weight.detach().numpy()
+        return model_table if self.graph is None else np.hstack([model_table, self.graph.history])
 
     @property
     def user_network(self) -> UserTower | GraphAndTower:
@@ -207,9 +207,9 @@ def fit_retriever(
 
 def add_themselves(neighbours: Neighbours, weights: np.ndarray) -> Neighbours:
     """Make each item a neighbour of itself, in place of its weakest one. weights: float32 [n_items]"""
-    own = np.arange(len(neighbours.positions), dtype=np.int32)[:, None]  # the padding row names the padding position
+    own_positions = np.arange(len(neighbours.positions), dtype=np.int32)[:, None]  # the padding row names the padding position
     padded = np.append(weights, np.float32(0.0))[:, None]
-    return Neighbours(np.hstack([own, neighbours.positions[:, :-1]]), np.hstack([padded, neighbours.weights[:, :-1]]))
+    return Neighbours(np.hstack([own_positions, neighbours.positions[:, :-1]]), np.hstack([padded, neighbours.weights[:, :-1]]))
 
 
 def compute_repeat_shares(users: np.ndarray, positions: np.ndarray, n_items: int) -> np.ndarray:

@@ -129,8 +129,8 @@ class Network(nn.Module):
 
         candidate_rows: [B, C, 1 + Si, D]; weight: [columns + 1, top[0]], the last row zero
         """
-        own = (candidate_rows @ candidate_rows.transpose(2, 3)).flatten(2)  # [B, C, (1 + Si)²]
-        return own @ weight[self.own]
+        products = (candidate_rows @ candidate_rows.transpose(2, 3)).flatten(2)  # [B, C, (1 + Si)²]
+        return products @ weight[self.own]
 
     @torch.no_grad()
     def fold(self) -> None:

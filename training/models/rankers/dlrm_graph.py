@@ -89,7 +89,7 @@ def _add_bottom(graph: Graph, network: Network, layers: dict[str, np.ndarray]) -
     numbers, n_user = ["user_numbers", "pair_numbers"], network.shape.user_numbers
     if not network.folded:
         ends = (slice(n_user), slice(n_user, None))
-        numbers = [_add_standardisation(graph, network, own, part) for own, part in zip(numbers, ends, strict=True)]
+        numbers = [_add_standardisation(graph, network, tensor, part) for tensor, part in zip(numbers, ends, strict=True)]
     of_users, of_pairs = numbers
     weight, bias = layers["bottom0.weight"], layers["bottom0.bias"]
     users = (graph.add_constant("bottom0_user_weight", weight[:n_user]), graph.add_constant("bottom0_bias", bias))
@@ -132,7 +132,7 @@ def _add_own_products(graph: Graph, network: Network, weights: np.ndarray, own_r
     """Add the products of a candidate's rows with each other, one node per distance between rows. Return [B, C, H]."""
     width, n_own = network.shape.width, 1 + len(network.shape.item_tables)
     columns = network.own.numpy().reshape(n_own, n_own)
-    axis, products, met = graph.add_constant("parts_axis", [2]), [], []
+    axis, products, weight_rows = graph.add_constant("parts_axis", [2]), [], []
 
     def take_rows(name: str, first: int, end: int) -> str:
         places = (graph.add_constant(f"{name}_{side}", [row * width]) for side, row in (("first", first), ("end", end)))
@@ -141,9 +141,9 @@ def _add_own_products(graph: Graph, network: Network, weights: np.ndarray, own_r
     for apart in range(1, n_own):
         pair = take_rows(f"later_{apart}", apart, n_own), take_rows(f"earlier_{apart}", 0, n_own - apart)
         products.append(graph.add("Mul", pair, f"own_parts_{apart}"))
-        met += [columns[row + apart, row] for row in range(n_own - apart)]
+        weight_rows += [columns[row + apart, row] for row in range(n_own - apart)]
     all_parts = graph.add("Concat", products, "own_parts", axis=2)
-    return _add_product(graph, network, "own", all_parts, weights[met].repeat(width, 0), "own_sum")
+    return _add_product(graph, network, "own", all_parts, weights[weight_rows].repeat(width, 0), "own_sum")
 
 
 def _add_user_products(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:

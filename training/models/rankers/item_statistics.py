@@ -44,11 +44,11 @@ class Sales:
     def keep_first(self, longest: int) -> Sales:
         """Return each (user, item) once, at its first event, for the latest `longest` items of every user."""
         _, first = np.unique(self.users * (self.positions.max(initial=0) + 1) + self.positions, return_index=True)
-        kept = np.sort(first)
-        users = self.users[kept]
+        rows = np.sort(first)
+        users = self.users[rows]
         place_from_end = np.searchsorted(users, users, side="right") - np.arange(len(users))
-        kept = kept[place_from_end <= longest]
-        return Sales(self.users[kept], self.positions[kept], self.times_s[kept])
+        rows = rows[place_from_end <= longest]
+        return Sales(self.users[rows], self.positions[rows], self.times_s[rows])
 
 
 def fit_statistics(
@@ -63,12 +63,12 @@ def fit_statistics(
     first, last = np.full(n_items + 1, 0.0), np.full(n_items + 1, log_days)
     np.maximum.at(first, sales.positions, age_days)
     np.minimum.at(last, sales.positions, age_days)
-    then, bucket_days = _compute_popularity_then(sales.positions, log_days - age_days, log_days, n_items, settings)
+    past_popularity, bucket_days = _compute_popularity_then(sales.positions, log_days - age_days, log_days, n_items, settings)
     return ItemStatistics(
         neighbours=neighbours,
         neighbour_weights=weights,
         popularity=(np.log1p(popularity) * SCALE).astype(np.float32),
-        popularity_then=then,
+        popularity_then=past_popularity,
         sold_days=np.stack([first, last], axis=1).astype(np.float32),
         groups=groups,
         clock=Clock(log_days, bucket_days),
@@ -122,8 +122,8 @@ class Views:
             name: groups[1][rows] @ groups[0] for name, groups in (("customers", self.customers), ("visits", self.visits))
         }
         together["next"] = self._count_next_items(rows)
-        own, norm = sp.diags(self.norm[rows]), sp.diags(self.norm)
-        return [_remove_item_itself((own @ together[view] @ norm), rows.start) for view in VIEWS]
+        row_norm, norm = sp.diags(self.norm[rows]), sp.diags(self.norm)
+        return [_remove_item_itself((row_norm @ together[view] @ norm), rows.start) for view in VIEWS]
 
     def _count_next_items(self, rows: slice) -> sp.csr_matrix:
         """Count how often the column's item follows the row's within a few events, nearer ones with more weight."""
@@ -145,8 +145,8 @@ class Views:
 def _remove_item_itself(matrix: sp.spmatrix, first: int) -> sp.csr_matrix:
     """Remove the pairs of an item with itself. first: the item of the first row"""
     entries = matrix.tocoo()
-    kept = entries.row + first != entries.col
-    return sp.csr_matrix((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=matrix.shape)
+    is_kept = entries.row + first != entries.col
+    return sp.csr_matrix((entries.data[is_kept], (entries.row[is_kept], entries.col[is_kept])), shape=matrix.shape)
 
 
 def number_visits(sales: Sales, gap_hours: float) -> np.ndarray:

@@ -38,31 +38,31 @@ def put_live_pairs(
         if end > start:
             live.add(pairs[start:end])
             start = end
-        own, part = history[number, None], slice(number, number + 1)
-        live.put_candidates(own, Blocked(own[0], bounds), servable, candidates[part], scores[part])
-        strengths[part], _ = live.sum_strengths(own, candidates[part])
+        own_history, part = history[number, None], slice(number, number + 1)
+        live.put_candidates(own_history, Blocked(own_history[0], bounds), servable, candidates[part], scores[part])
+        strengths[part], _ = live.sum_strengths(own_history, candidates[part])
     return strengths
 
 
 def find_pairs(items: ItemIndex, train: pd.DataFrame, later: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the newer events, int64 [P] ascending, and the pairs, int64 [P, 2] positions."""
-    taken = np.flatnonzero(train["positive"].to_numpy())
-    events = train.iloc[taken]
+    positive_rows = np.flatnonzero(train["positive"].to_numpy())
+    events = train.iloc[positive_rows]
     order = np.argsort(events["user_id"].to_numpy(), kind="stable")
     is_new = np.zeros(len(train), bool)
     is_new[later["row"].to_numpy()] = True
-    rows = taken[order]
+    rows = positive_rows[order]
     columns = (events[name].to_numpy(np.int64)[order] for name in ("user_id", "timestamp"))
-    found = _find_pairs(*columns, items.find_positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows])
-    found_rows = rows[found[:, 0]]
-    by_row = np.argsort(found_rows, kind="stable")
-    return found_rows[by_row], found[by_row, 1:]
+    found_pairs = _find_pairs(*columns, items.find_positions(events["item_id"].to_numpy(np.int64)[order]), is_new[rows])
+    pair_rows = rows[found_pairs[:, 0]]
+    by_row = np.argsort(pair_rows, kind="stable")
+    return pair_rows[by_row], found_pairs[by_row, 1:]
 
 
 @compiled
 def _find_pairs(users, times_s, positions, is_new):
     """Return int64 [P, 3]: the newer event, its item and the other item. Arguments: [E], sorted by user and time."""
-    found = np.empty((64, 3), np.int64)
+    pairs = np.empty((64, 3), np.int64)
     count = 0
     for event in range(len(users)):
         if not is_new[event]:
@@ -77,10 +77,10 @@ def _find_pairs(users, times_s, positions, is_new):
         for other in range(event - 1, start - 1, -1):
             if is_among(positions[other], positions[other + 1 : event]):
                 continue
-            if count == len(found):
+            if count == len(pairs):
                 more = np.empty((2 * count, 3), np.int64)
-                more[:count] = found
-                found = more
-            found[count] = event, positions[event], positions[other]
+                more[:count] = pairs
+                pairs = more
+            pairs[count] = event, positions[event], positions[other]
             count += 1
-    return found[:count]
+    return pairs[:count]

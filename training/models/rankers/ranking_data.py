@@ -141,8 +141,8 @@ class Requests:
         """Replace the chosen requests by those that are answered without live events. chosen: bool [N]"""
         assert self.eventless is not None, "requests in the middle of a visit are not known without events"
 
-        def choose(own: np.ndarray, other: np.ndarray) -> np.ndarray:
-            return np.where(chosen.reshape(-1, *[1] * (own.ndim - 1)), other, own)
+        def choose(value: np.ndarray, other_value: np.ndarray) -> np.ndarray:
+            return np.where(chosen.reshape(-1, *[1] * (value.ndim - 1)), other_value, value)
 
         other = self.eventless
         return Requests(
@@ -215,8 +215,8 @@ def make_requests(
         pairs = aggregates.compute_for_pairs(user_ids, candidates, clocks, rows)
         cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
         cross[..., LIVE - N_FEATURES] = (candidates < items.n_items) & is_live
-        taken = find_taken(features, later, user_ids, candidates)
-        return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
+        labels = find_taken(features, later, user_ids, candidates)
+        return Requests(users, candidates.astype(np.int32), scores, cross, labels, items, user_ids)
 
     return replace(answer(times_s, True), eventless=answer(np.full(len(rows), clock_s), False))
 
@@ -263,8 +263,8 @@ def make_visit_requests(
     cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
-    taken = candidates == features.items.find_positions(item_ids)[:, None]
-    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items, user_ids)
+    labels = candidates == features.items.find_positions(item_ids)[:, None]
+    return Requests(users, candidates.astype(np.int32), scores, cross, labels, items, user_ids)
 
 
 def has_past(log: pd.DataFrame) -> np.ndarray:
@@ -333,5 +333,5 @@ def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, ca
     known = user_ids[row] == positives["user_id"].to_numpy()
     width = features.items.n_items + 1
     pairs = (row * width + features.items.find_positions(positives["item_id"].to_numpy()))[known]
-    wanted = np.arange(len(user_ids))[:, None] * width + candidates
-    return np.isin(wanted, pairs) & (candidates < width - 1)
+    candidate_codes = np.arange(len(user_ids))[:, None] * width + candidates
+    return np.isin(candidate_codes, pairs) & (candidates < width - 1)

@@ -176,12 +176,12 @@ def find_best_trust(
 @torch.no_grad()
 def judge_trust(network: ListNetwork, judging: Lists, vectors: torch.Tensor, trust: float) -> tuple[float, dict[str, float]]:
     """Return the trust if it is a gain beyond chance, else 0, and the quality that serves so and the one without it."""
-    asked = judging.take(np.flatnonzero(judging.taken.any(axis=1)))
-    if not len(asked):
+    lists = judging.take(np.flatnonzero(judging.taken.any(axis=1)))
+    if not len(lists):
         return 0.0, {"with": 0.0, "without": 0.0}
-    correction = compute_corrections(network, asked, vectors).numpy()
-    before, after = (measure_each(asked, asked.rank_scores + weight * correction) for weight in (0.0, trust))
-    if not is_gain([after], [before], [asked.user_ids], 1.0):
+    correction = compute_corrections(network, lists, vectors).numpy()
+    before, after = (measure_each(lists, lists.rank_scores + weight * correction) for weight in (0.0, trust))
+    if not is_gain([after], [before], [lists.user_ids], 1.0):
         trust, after = 0.0, before
     return trust, {"with": float(after.mean()), "without": float(before.mean())}
 

@@ -160,17 +160,17 @@ def fit(
     model.eval()
 
 
-def measure_likelihood(logits: np.ndarray, taken: np.ndarray) -> dict[str, float]:
+def measure_likelihood(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the mean log-likelihood of the taken candidates, as `compute_listwise_loss` weighs it; 0 without any.
 
     It depends on all candidates. NDCG@10 depends on few, and its noise would choose epochs that rank other requests worse.
-    logits: float32 [N, C], -inf at padding; taken: bool [N, C]
+    logits: float32 [N, C], -inf at padding; labels: bool [N, C]
     """
-    is_taught = taken.any(axis=1)
+    is_taught = labels.any(axis=1)
     if not is_taught.any():
         return {"log_likelihood": 0.0}
     scores = torch.from_numpy(logits[is_taught])
-    return {"log_likelihood": -compute_listwise_loss(scores, torch.from_numpy(taken[is_taught]), ~scores.isneginf()).item()}
+    return {"log_likelihood": -compute_listwise_loss(scores, torch.from_numpy(labels[is_taught]), ~scores.isneginf()).item()}
 
 
 def find_best_blend(model: RankingModel, validation: Requests, blends: tuple[float, ...]) -> tuple[float, dict[str, float]]:
@@ -210,8 +210,8 @@ def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) ->
     chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
     take = np.arange(len(batch))[:, None]
     columns = (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken)
-    candidates, scores, cross, taken = (values[take, chosen] for values in columns)
-    return Requests(batch.users, candidates, scores, cross, taken, batch.items, batch.user_ids)
+    candidates, scores, cross, labels = (values[take, chosen] for values in columns)
+    return Requests(batch.users, candidates, scores, cross, labels, batch.items, batch.user_ids)
 
 
 def compute_loss(model: RankingModel, batch: Requests) -> torch.Tensor:
@@ -219,11 +219,11 @@ def compute_loss(model: RankingModel, batch: Requests) -> torch.Tensor:
     return compute_listwise_loss(compute_logits(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
 
 
-def compute_listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def compute_listwise_loss(scores: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of a softmax over valid candidates, weighted by the root of the number of taken ones."""
     log_share = torch.log_softmax(scores.masked_fill(~valid, -1e9), dim=1)
-    count = taken.sum(dim=1).clamp(min=1)
-    return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
+    count = labels.sum(dim=1).clamp(min=1)
+    return (-(log_share * labels).sum(dim=1) / count.sqrt()).mean()
 
 
 def compute_logits(model: RankingModel, requests: Requests) -> torch.Tensor:
@@ -273,20 +273,20 @@ def predict(model: RankingModel, requests: Requests) -> np.ndarray:
     return np.where(requests.valid, logits, -np.inf)
 
 
-def measure_ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
+def measure_ranking_quality(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return the means of `measure_gains` over requests with a taken item; 0 without any."""
-    return {name: float(values.mean()) if len(values) else 0.0 for name, values in measure_gains(scores, taken).items()}
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in measure_gains(scores, labels).items()}
 
 
-def measure_gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
+def measure_gains(scores: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Return NDCG@10 and Recall@20 of each request with a taken item; items that retrieval missed do not count.
 
-    scores: float [N, C]; taken: bool [N, C]
+    scores: float [N, C]; labels: bool [N, C]
     """
-    scores, taken = scores[is_taught := taken.any(axis=1)], taken[is_taught]
+    scores, labels = scores[is_taught := labels.any(axis=1)], labels[is_taught]
     order = np.argsort(-scores, axis=1, kind="stable")[:, :20]
-    hits = np.take_along_axis(taken, order, axis=1)
-    count = taken.sum(axis=1)
+    hits = np.take_along_axis(labels, order, axis=1)
+    count = labels.sum(axis=1)
     discount = 1 / np.log2(np.arange(min(10, hits.shape[1])) + 2)
     ideal = np.append(0.0, np.cumsum(discount))[np.minimum(count, len(discount))]
     return {"ndcg_at_10": hits[:, : len(discount)] @ discount / ideal, "recall_at_20": hits.sum(axis=1) / count}

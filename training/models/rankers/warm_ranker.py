@@ -58,20 +58,20 @@ def start_ranker(folder: Path, features: Features, model: DLRM) -> bool:
 
 
 @torch.no_grad()
-def _start(model: DLRM, features: Features, kept: dict[str, np.ndarray]) -> bool:
+def _start(model: DLRM, features: Features, kept_weights: dict[str, np.ndarray]) -> bool:
     tables, weights = _name_tables(features, model), _list_weights(model)
-    if kept.get(NUMBERS, np.array([])).tolist() != list(features.ranker_numbers):
+    if kept_weights.get(NUMBERS, np.array([])).tolist() != list(features.ranker_numbers):
         return False
-    if any(name not in kept or kept[name].shape != tuple(value.shape) for name, value in weights.items()):
+    if any(name not in kept_weights or kept_weights[name].shape != tuple(value.shape) for name, value in weights.items()):
         return False
     started: dict[str, torch.Tensor] = {}
     for name, values in _list_values(features).items():
-        rows, kept_values = kept.get(f"rows of {name}"), kept.get(f"values of {name}")
+        rows, kept_values = kept_weights.get(f"rows of {name}"), kept_weights.get(f"values of {name}")
         if rows is None or kept_values is None or rows.shape[1] != model.shape.width:
             return False
         started[name] = torch.from_numpy(rows[_match_rows(values, kept_values)])
     for name, value in weights.items():
-        value.copy_(torch.from_numpy(kept[name]))
+        value.copy_(torch.from_numpy(kept_weights[name]))
     for name, table in tables.items():
         table.vectors.weight.copy_(started[name][table.owners])
     return True

@@ -56,13 +56,13 @@ def _multiply_by_gradient(parameter: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
     """Return a copy with that share of the units of each hidden layer, the most important ones; at least one of each."""
-    kept = tuple(tuple(choose_important(values, share) for values in layers) for layers in importance)
-    bottom, top = (tuple(map(len, layers)) for layers in kept)
+    kept_units = tuple(tuple(choose_important(values, share) for values in layers) for layers in importance)
+    bottom, top = (tuple(map(len, layers)) for layers in kept_units)
     pruned = make_student(model, RankerSettings(width=model.shape.width, bottom=bottom, top=top))
     for table, wider_table in zip(pruned.tables, model.tables, strict=True):
         table.load_state_dict(wider_table.state_dict())
     sides = ((pruned.network.bottom, model.network.bottom), (pruned.network.top, model.network.top))
-    for (layers, wider), units in zip(sides, kept, strict=True):
+    for (layers, wider), units in zip(sides, kept_units, strict=True):
         read = torch.arange(layers[0].in_features)
         for layer, wide, written in zip(layers, wider, (*units, torch.arange(layers[-1].out_features)), strict=True):
             layer.weight.copy_(wide.weight[written][:, read])

@@ -28,9 +28,9 @@ def quantise(
 ) -> Ranker:
     """Return the student with its products in int8. settings: the student's"""
     ranker = quantise_after_training(lesson, student, settings, seed)
-    lost = 1 - ranker.quality["ndcg_at_10"] / max(student.quality["ndcg_at_10"], 1e-9)
-    report(f"int8 ranker: quantised after training, it loses {lost:.2%} of the student's NDCG@10 on validation requests")
-    return ranker if lost <= most_lost else train_in_int8(lesson, ranker, settings, seed, report)
+    lost_share = 1 - ranker.quality["ndcg_at_10"] / max(student.quality["ndcg_at_10"], 1e-9)
+    report(f"int8 ranker: quantised after training, it loses {lost_share:.2%} of the student's NDCG@10 on validation requests")
+    return ranker if lost_share <= most_lost else train_in_int8(lesson, ranker, settings, seed, report)
 
 
 def quantise_after_training(lesson: Lesson, student: Ranker, settings: RankerSettings, seed: int = 0) -> Ranker:
