@@ -47,8 +47,8 @@ def find_shapes(features: Features, width: int) -> dict[str, tuple[int, int]]:
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
     slots = make_served_items(features).rows
-    for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
-        rows[f"item_{slot}"] = n_rows if own.shape[1] == 1 else own.shape[0]  # lists become one row per item
+    for slot, (n_rows, table_rows) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
+        rows[f"item_{slot}"] = n_rows if table_rows.shape[1] == 1 else table_rows.shape[0]  # lists become one row per item
     return {name: (n_rows, width) for name, n_rows in rows.items()}
 
 
@@ -126,15 +126,15 @@ def check_tables(folder: Path) -> list[Finding]:
         return findings
     written = read_config(folder / CONFIG_FILE)
     arrays = {table.name: open_array(folder, table.name, "r") for table in written.tables}
-    stated = read_stated_levels(folder / PS_FILE, arrays, written.arena)
-    plain = tuple(replace(table, default=stated.tables[0].default) for table in written.tables)
-    if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated, rocksdb=None):
+    stated_levels = read_stated_levels(folder / PS_FILE, arrays, written.arena)
+    plain = tuple(replace(table, default=stated_levels.tables[0].default) for table in written.tables)
+    if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated_levels, rocksdb=None):
         fact = f"differs from {PS_FILE}"
         remedy = "Expected the same tables and levels. Export the repository again."
         findings.append(Finding("error", CONFIG_FILE, fact, remedy))
     if written.rocksdb and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
-        kept = "updates" if written.updates else "rows"
-        fact = f"keeps {kept} in {written.rocksdb.path}, which may not outlive a reboot or a clean-up of old files"
+        contents = "updates" if written.updates else "rows"
+        fact = f"keeps {contents} in {written.rocksdb.path}, which may not outlive a reboot or a clean-up of old files"
         findings.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state, and export again."))
     return findings
 

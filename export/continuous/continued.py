@@ -122,7 +122,7 @@ def drop_misfits(changes: Sequence[Change], dataset: Dataset) -> tuple[list[Chan
         change._replace(columns=keep_fitting(change.columns, known["item" if change.type == ITEM_CHANGED else "user"]))
         for change in changes
     ]
-    names = {name for change, kept in zip(changes, fitting, strict=True) for name in change.columns.keys() - kept.columns}
+    names = {name for change, rest in zip(changes, fitting, strict=True) for name in change.columns.keys() - rest.columns}
     if not names:
         return fitting, []
     columns = ", ".join(sorted(names))
@@ -144,8 +144,8 @@ def drop_ignored(batches: Sequence[EventBatch], ignored_ids: np.ndarray) -> tupl
         return list(batches), []
     is_ignored = [np.isin(batch.headers["item_id"], ignored_ids) for batch in batches]
     count = sum(int(rows[find_log_rows(batch.headers)].sum()) for batch, rows in zip(batches, is_ignored, strict=True))
-    kept = [batch.take(np.flatnonzero(~rows)) for batch, rows in zip(batches, is_ignored, strict=True)]
-    return kept, [f"live events left out: {count:,}, of items that ignore_items lists"] if count else []
+    kept_batches = [batch.take(np.flatnonzero(~rows)) for batch, rows in zip(batches, is_ignored, strict=True)]
+    return kept_batches, [f"live events left out: {count:,}, of items that ignore_items lists"] if count else []
 
 
 def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[list[EventBatch], list[str]]:
@@ -181,14 +181,14 @@ def find_log_rows(headers: np.ndarray) -> np.ndarray:
     return np.flatnonzero((headers["type"] == OBSERVED) & is_counted)
 
 
-def count_sales(batches: Sequence[EventBatch], lost: np.ndarray = NO_SALES) -> np.ndarray | None:
+def count_sales(batches: Sequence[EventBatch], lost_sales: np.ndarray = NO_SALES) -> np.ndarray | None:
     """Return LEARNED_SALE [L] of events that belong in the interaction log, as the live store counts them; None without any.
 
-    lost: LEARNED_SALE [N] that count as well
+    lost_sales: LEARNED_SALE [N] that count as well
     """
     headers = np.concatenate([np.empty(0, HEADER), *(batch.headers[find_log_rows(batch.headers)] for batch in batches)])
     sold = headers[(headers["flags"] & Flags.POSITIVE) != 0]
-    sales = add_sales(lost, sold)
+    sales = add_sales(lost_sales, sold)
     return sales if len(sales) else None
 
 
@@ -203,8 +203,8 @@ def find_lost_sales(folder: Path, before_s: int | None = None) -> np.ndarray:
         return NO_SALES
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         last, (item_ids, records) = snapshot.read_progress().last_sequence, snapshot.read_all_items()
-    held = (batch.headers[sequences <= last] for sequences, batch in read_log(folder))
-    sales = subtract_sales(item_ids, records, held)
+    held_headers = (batch.headers[sequences <= last] for sequences, batch in read_log(folder))
+    sales = subtract_sales(item_ids, records, held_headers)
     if before_s is not None:
         moments_ms = np.minimum(sales["last_ms"], 1_000 * before_s - 1)
         sales["decayed"] *= np.exp((sales["last_ms"] - moments_ms)[:, None] / 1_000 / HORIZONS_S)

@@ -152,9 +152,9 @@ def follow_alone(
         if isinstance(generation, str):
             return Round(0, f"not published: {generation}", verdict)
         not_kept = keep_learned(learning, split.live, serving, generation, split.erasures)
-    met = f" meets {terms.share:.1%} of the users" if terms.share < 1 else ""
-    lost = f". The next one learns from scratch: {not_kept}" if not_kept else ""
-    return Round(generation, f"generation {generation}{met}. {verdict}. {began}{lost}", verdict)
+    share_text = f" meets {terms.share:.1%} of the users" if terms.share < 1 else ""
+    loss_text = f". The next one learns from scratch: {not_kept}" if not_kept else ""
+    return Round(generation, f"generation {generation}{share_text}. {verdict}. {began}{loss_text}", verdict)
 
 
 def describe_start(started: Mapping[str, bool], learning: Learning, serving: int) -> str:

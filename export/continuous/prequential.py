@@ -71,7 +71,7 @@ class Quality:
     def of(cls, answers: np.ndarray, items: np.ndarray) -> Quality:
         """Average over questions. answers: int64 [Q, 20], best first; items: int64 [Q], what each answer should hold."""
         values = judge_questions(answers, items)
-        return cls(**{name: float(own.mean()) for name, own in values.items()})
+        return cls(**{name: float(gains.mean()) for name, gains in values.items()})
 
 
 def judge_questions(answers: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
@@ -102,10 +102,10 @@ def choose_questions(
 
     excluded: bool [N], rows that may not become questions; filter_seen: nor may what the user took before
     """
-    asked = events["positive"].to_numpy() & ~np.asarray(excluded)
+    is_asked = events["positive"].to_numpy() & ~np.asarray(excluded)
     if filter_seen:
-        asked &= ~find_repeats(events)
-    rows = first + np.flatnonzero(asked[first:end])
+        is_asked &= ~find_repeats(events)
+    rows = first + np.flatnonzero(is_asked[first:end])
     return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
 
 
@@ -165,8 +165,8 @@ def make_event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarra
     if log.label or log.weight:
         columns["value"] = events["label" if log.label else "weight"]
     spec = make_live_specs(tuple(column.tensor for column in dataset.context_columns))[OBSERVE]
-    given = {t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] for t in spec.inputs if t.name in columns}
-    return spec.fill_optional(len(rows)) | given | make_context_tensors(events, dataset.context_columns)
+    tensors = {t.name: np.asarray(columns[t.name], t.numpy_dtype)[:, None] for t in spec.inputs if t.name in columns}
+    return spec.fill_optional(len(rows)) | tensors | make_context_tensors(events, dataset.context_columns)
 
 
 def make_change_inputs(changes: Sequence[Upserted]) -> dict[str, np.ndarray]:

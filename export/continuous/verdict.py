@@ -138,13 +138,13 @@ def share_candidates(candidate: Answers, serving: Answers) -> tuple[np.ndarray, 
     They are NaN where the serving generation did not retrieve the candidate.
     """
     scores = np.full((2, *candidate.candidates.shape), np.nan, np.float32)
-    own, other = (np.nonzero(answers.candidates != PAD_ID) for answers in (candidate, serving))
-    ids, item = np.unique(np.append(candidate.candidates[own], serving.candidates[other]), return_inverse=True)
-    keys = np.append(own[0], other[0]) * len(ids) + item  # of question and item: one sort instead of one per question
-    _, own_places, other_places = np.intersect1d(keys[: len(own[0])], keys[len(own[0]) :], return_indices=True)
-    places = own[0][own_places], own[1][own_places]
+    cells, other_cells = (np.nonzero(answers.candidates != PAD_ID) for answers in (candidate, serving))
+    ids, item = np.unique(np.append(candidate.candidates[cells], serving.candidates[other_cells]), return_inverse=True)
+    keys = np.append(cells[0], other_cells[0]) * len(ids) + item  # of question and item: one sort instead of one per question
+    _, own_places, other_places = np.intersect1d(keys[: len(cells[0])], keys[len(cells[0]) :], return_indices=True)
+    places = cells[0][own_places], cells[1][own_places]
     scores[0][places] = candidate.rank_scores[places]
-    scores[1][places] = serving.rank_scores[other[0][other_places], other[1][other_places]]
+    scores[1][places] = serving.rank_scores[other_cells[0][other_places], other_cells[1][other_places]]
     return scores[0], scores[1]
 
 

@@ -27,8 +27,8 @@ def find_tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
     """Yield violations of what the backend checks when it loads the model, and batching that it cannot do."""
     inputs = {tensor.name: tensor.data_type for tensor in config.input}
     if inputs != TENSORS:
-        stated = {name: pb.DataType.Name(kind) for name, kind in inputs.items()}
-        yield f"Its inputs are {stated}; the backend takes {KEYS} TYPE_INT64 and {NUMKEYS} TYPE_INT32 only"
+        kinds = {name: pb.DataType.Name(kind) for name, kind in inputs.items()}
+        yield f"Its inputs are {kinds}; the backend takes {KEYS} TYPE_INT64 and {NUMKEYS} TYPE_INT32 only"
     if [tensor.data_type for tensor in config.output] != [pb.TYPE_FP32]:
         yield "Its outputs are not one tensor of TYPE_FP32"
     for tensor in (*config.input, *config.output):
@@ -67,13 +67,13 @@ def find_refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator
     """
     if unread := sorted({*config.parameters} - KNOWN_PARAMETERS):
         yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(KNOWN_PARAMETERS))}"
-    stated = read_refresh_interval(config)
-    if not stated.isdecimal():
-        yield f"refresh_interval is {stated!r}: the backend reads whole seconds only, and refreshes without pause below one"
+    period = read_refresh_interval(config)
+    if not period.isdecimal():
+        yield f"refresh_interval is {period!r}: the backend reads whole seconds only, and refreshes without pause below one"
     if params.refresh_interval:
-        yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {stated}"
-    if stated.isdecimal() and int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
-        yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: no refresh happens"
+        yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {period}"
+    if period.isdecimal() and int(period) and not params.cache_refresh_percentage_per_iteration > 0:
+        yield f"refresh_interval is {period}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: no refresh happens"
 
 
 def find_refresh_buffer_faults(config: pb.ModelConfig, params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
@@ -118,13 +118,13 @@ def find_non_finite(vectors: np.ndarray) -> int | None:
     return None
 
 
-def find_order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
+def find_order_fault(params: ModelParams, repository: Path, mount: str, features: Path, settings: PartSettings) -> str:
     """Return the fault where a hotter key follows a colder one, by the statistics published with `rank_features`; else ""."""
     table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
-    names = sorted(own.first_keys, key=own.first_keys.__getitem__)
-    ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
-    rows = {name: range(end - own.first_keys[name]) for name, end in zip(names, ends, strict=True)}
-    uses = read_uses(features, rows, tuple(own.stage["item_tables"]))
+    names = sorted(settings.first_keys, key=settings.first_keys.__getitem__)
+    ends = [*(settings.first_keys[name] for name in names[1:]), len(table.keys)]
+    rows = {name: range(end - settings.first_keys[name]) for name, end in zip(names, ends, strict=True)}
+    uses = read_uses(features, rows, tuple(settings.stage["item_tables"]))
     in_order = np.concatenate([uses[name] for name in names])[table.keys]
     hotter = np.flatnonzero(in_order[1:] > in_order[:-1] * (1 + ROUNDING))
     if not len(hotter):
@@ -145,12 +145,12 @@ def find_wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfi
     if RANK_EMBEDDINGS not in steps:
         yield f"The ensemble {rank.name} has no step {RANK_EMBEDDINGS}; it has {', '.join(steps)}"
         return
-    made_by = {target: (name, own) for name, step in steps.items() for own, target in step.output_map.items()}
+    made_by = {target: (name, output) for name, step in steps.items() for output, target in step.output_map.items()}
     lookup = steps[RANK_EMBEDDINGS]
     for tensor in TENSORS:
         edge = lookup.input_map.get(tensor, "")
-        source, own = made_by.get(edge, ("", ""))
-        if own != tensor:
+        source, output = made_by.get(edge, ("", ""))
+        if output != tensor:
             yield f"{tensor} of {RANK_EMBEDDINGS} is fed by {edge or 'nothing'}; expected the output {tensor} of a step"
         elif any(group.kind != pb.ModelInstanceGroup.KIND_CPU for group in configs[source].instance_group):
             yield f"{source} makes {tensor} and is not KIND_CPU; the backend would read it from host memory, where it is not"
@@ -159,7 +159,7 @@ def find_wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfi
             yield f"{name} has max_batch_size {configs[name].max_batch_size}; behind hps nothing is batched, expected 0"
 
 
-def find_key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> Iterator[str]:
+def find_key_faults(params: ModelParams, repository: Path, mount: str, features: Path, settings: PartSettings) -> Iterator[str]:
     """Yield a fault unless every key that `rank_features` may send has a row. Its tables follow each other without a gap."""
     if len(params.sparse_files) != 1:
         yield f"{PS_FILE} names {len(params.sparse_files)} tables; {features.parent.name} sends the keys of one"
@@ -167,8 +167,8 @@ def find_key_faults(params: ModelParams, repository: Path, mount: str, features:
     table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     if not np.array_equal(np.sort(table.keys), np.arange(len(table.keys))):
         yield f"The keys of the table are not 0 to {len(table.keys) - 1}, as {features.parent.name} counts them"
-    rows, item_tables = open_array(features, "item_rows"), own.stage["item_tables"]
-    largest = max(own.first_keys[name] + int(rows[:, slot].max()) for slot, name in enumerate(item_tables))
+    rows, item_tables = open_array(features, "item_rows"), settings.stage["item_tables"]
+    largest = max(settings.first_keys[name] + int(rows[:, slot].max()) for slot, name in enumerate(item_tables))
     if largest >= len(table.keys):
         yield f"{features.parent.name} sends keys up to {largest}; the table has {len(table.keys)}"
 

@@ -75,10 +75,10 @@ def refuse_foreign(target: Path) -> None:
     """Raise ExportError when `target` holds anything but an exported repository, because it would be removed."""
     if not target.exists():
         return
-    found = {path.name for path in target.iterdir()} if target.is_dir() else {target.name}
-    if found and found != {PS_FILE, NAME}:
+    names = {path.name for path in target.iterdir()} if target.is_dir() else {target.name}
+    if names and names != {PS_FILE, NAME}:
         raise ExportError(
-            f"{target} holds {', '.join(sorted(found))}, and [merlin] hugectr = true writes {PS_FILE} and {NAME} "
+            f"{target} holds {', '.join(sorted(names))}, and [merlin] hugectr = true writes {PS_FILE} and {NAME} "
             "in its place. Move it away, or export into another REPO."
         )
 
@@ -158,9 +158,9 @@ def find_config_faults(config: pb.ModelConfig, entry: dict[str, Any]) -> Iterato
     if config.max_batch_size != entry.get("max_batch_size"):
         yield f"max_batch_size is {config.max_batch_size}, in ps.json {entry.get('max_batch_size')}; they must be equal"
     tensors = [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.input]
-    wanted = [("DES", pb.TYPE_FP32, [-1]), ("CATCOLUMN", pb.TYPE_INT64, [-1]), ("ROWINDEX", pb.TYPE_INT32, [-1])]
-    if tensors != wanted:
-        yield f"the inputs are {tensors}, expected {wanted}"
+    expected = [("DES", pb.TYPE_FP32, [-1]), ("CATCOLUMN", pb.TYPE_INT64, [-1]), ("ROWINDEX", pb.TYPE_INT32, [-1])]
+    if tensors != expected:
+        yield f"the inputs are {tensors}, expected {expected}"
     for group in config.instance_group:
         if group.kind != pb.ModelInstanceGroup.KIND_GPU or not set(group.gpus) <= set(entry.get("deployed_device_list", [])):
             yield "an instance_group is not KIND_GPU on GPUs of deployed_device_list"

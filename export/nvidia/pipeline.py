@@ -86,9 +86,9 @@ class MerlinPipeline:
     def _run_ensemble(self, config: Any, tensors: Arrays) -> Arrays:
         known = dict(tensors)
         for step in config.ensemble_scheduling.step:
-            inputs = {own: known[source] for own, source in step.input_map.items() if source in known}
+            inputs = {name_in_step: known[source] for name_in_step, source in step.input_map.items() if source in known}
             outputs = self._runs[step.model_name](inputs)
-            known |= {target: outputs[own] for own, target in step.output_map.items()}
+            known |= {target: outputs[name_in_step] for name_in_step, target in step.output_map.items()}
         return {tensor.name: known[tensor.name] for tensor in config.output}
 
 

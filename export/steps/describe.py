@@ -34,14 +34,14 @@ def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
             "learned nothing, because none of the requests for training, or none for validation, retrieved an item that its "
             "user took: items keep retrieval's order"
         )
-    found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} among the retrieved items of validation requests".format(
+    text = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} among the retrieved items of validation requests".format(
         **ranker.quality
     )
     teachers = f"; more teachers not tried: {ranker.no_teachers}" if ranker.no_teachers else ""
     if ranker.compression == choices.compression:
-        return f"{found}, {ranker.compression}{teachers}"
+        return f"{text}, {ranker.compression}{teachers}"
     served = "the distilled network" if ranker.compression == "distilled" else "the DLRM itself"
-    return f"{found}; made smaller ({choices.compression}), it keeps too little, so {served} is served{teachers}"
+    return f"{text}; made smaller ({choices.compression}), it keeps too little, so {served} is served{teachers}"
 
 
 def describe_export(dataset: Dataset, settings: Settings, reports: dict[str, Any]) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def plan_learning(live: Path, serving: int, keep_in: Path, scratch_every: int) -
 
     live: folder of the live store; scratch_every: one in so many generations learns from scratch
     """
-    kept = live / LEARNED / str(serving)
-    generations = count_generations(kept) % scratch_every
-    return Learning(kept if generations else None, keep_in, generations + 1)
+    learned_folder = live / LEARNED / str(serving)
+    generations = count_generations(learned_folder) % scratch_every
+    return Learning(learned_folder if generations else None, keep_in, generations + 1)
 
 
 def measure_erasures(live: Path) -> int:

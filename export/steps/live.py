@@ -81,10 +81,10 @@ def find_catalogue_times(dataset: Dataset) -> CatalogueTimes | None:
     items, updates_s = dataset.description.items, dataset.item_updates_s
     if items is None or updates_s is None:
         return None
-    stated = {role for role in ROLES if getattr(items, role)}
+    roles = {role for role in ROLES if getattr(items, role)}
     if items.price_column:
-        stated.add("price")
-    columns = {*stated, *find_column_roles(dataset.description).values(), *list_item_features(items)}
+        roles.add("price")
+    columns = {*roles, *find_column_roles(dataset.description).values(), *list_item_features(items)}
     return CatalogueTimes(updates_s.index.to_numpy(np.int64), updates_s.to_numpy(np.int64), frozenset(columns))
 
 

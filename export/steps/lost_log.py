@@ -41,13 +41,13 @@ def refuse_other_ids(dataset: Dataset, repository: Path) -> None:
     generation, manifest = _read_pinned(dataset, repository)
     if not manifest:
         return
-    for what, names in (("item", dataset.item_names), ("user", dataset.user_names)):
-        was_text = (repository / ENSEMBLE / str(generation) / f"{what}_names.json").is_file()
+    for kind, names in (("item", dataset.item_names), ("user", dataset.user_names)):
+        was_text = (repository / ENSEMBLE / str(generation) / f"{kind}_names.json").is_file()
         if was_text == (names is not None):
             continue
         fact = "integers now, and were text" if names is None else f"text now, such as {_find_text(names)!r}, and were integers"
         raise ExportError(
-            f"The {what} ids of {dataset.description.name} are {fact} in generation {generation} of {repository}. Callers and "
+            f"The {kind} ids of {dataset.description.name} are {fact} in generation {generation} of {repository}. Callers and "
             "live events would name ids that no longer exist. Correct the ids in the files of the data set. If they changed on "
             "purpose, export into another repository (make export REPO=…), and serve that one."
         )

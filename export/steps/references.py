@@ -32,9 +32,9 @@ def write_drift_references(folders: dict[str, Path], requests: Arrays) -> None:
         name: (describe_categories if values.dtype.kind == "i" else describe_numbers)(name, values)
         for name, values in columns.items()
     }
-    settled = [own for name, own in described.items() if name not in rank.best_items.live]
+    settled = [reference for name, reference in described.items() if name not in rank.best_items.live]
     same_user = bound_same_user(requests["user_id"][:, 0], WINDOW_ROWS)
-    bounded = described | {own.name: own for own in bound_psi(settled, same_user)}
+    bounded = described | {reference.name: reference for reference in bound_psi(settled, same_user)}
     write_references(folders["preprocess"], [bounded[name] for name in preprocess.plan.names])
     write_references(folders["rank"], [bounded[name] for name in rank.best_items.names])
 

@@ -77,9 +77,9 @@ def write_stages(
     if dataset.learned_sales is not None:
         for name in ("retrieve", "rank"):
             np.save(staging.folder(name) / f"{LEARNED_SALES}.npy", dataset.learned_sales)
-    for name, own in settings.items():
+    for name, stage_settings in settings.items():
         place = (live.folder, dataset.description.name, live.redis, live.feast_project)
-        info = StageInfo(name, staging.generation, axes, features.context, own, *place)
+        info = StageInfo(name, staging.generation, axes, features.context, stage_settings, *place)
         info.write(staging.folder(name))
     write_live_models(staging, info, dataset, live)
     folders = {name: staging.folder(name) for name in STAGES}

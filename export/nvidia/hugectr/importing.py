@@ -118,8 +118,8 @@ def make_tables(rows: SparseTable, trained: Inputs, exported: Inputs) -> dict[st
     for slot in exported.slots:
         table = np.zeros((slot.rows, width), np.float32)
         if slot.name in known:
-            wanted = known[slot.name].first_key + np.arange(slot.rows)
-            table = find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), wanted).copy()
+            slot_keys = known[slot.name].first_key + np.arange(slot.rows)
+            table = find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), slot_keys).copy()
             table[PAD_ROW] = 0.0
         tables[slot.name] = table
     return tables

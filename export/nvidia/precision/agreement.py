@@ -20,29 +20,29 @@ MOST_MOVED = 0.001  # of the first TOP places, by their weight in NDCG
 TOP = 10
 
 
-def describe_disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
+def describe_disagreement(precision: str, actual: Arrays, expected: Arrays) -> str:
     """Return "" when answers agree within the precision's tolerance, else the difference.
 
     The tolerance is twice the one by which `lower.py` chooses nodes.
 
-    got, expected: `item_ids` int64 [R, K] and `scores` float32 [R, K] of the same R requests
+    actual, expected: `item_ids` int64 [R, K] and `scores` float32 [R, K] of the same R requests
     """
     if precision == "fp32":
-        return compare_answers(got, expected, EXACT)
+        return compare_answers(actual, expected, EXACT)
     if precision == "fp16":
-        differs, change = find_beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
+        differs, change = find_beyond(actual, expected, HALF), np.abs(actual["scores"] - expected["scores"]).max(initial=0.0)
         fact = f"{differs.sum()} of {len(differs)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
         return fact if differs.any() else ""
-    moved = measure_moved_share(got, expected, HALF)
+    moved = measure_moved_share(actual, expected, HALF)
     return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
 
 
-def find_beyond(got: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
+def find_beyond(actual: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
     """Return bool [R]: a score differs by more than `tolerance`, or an item's exact score by twice that from its place's."""
     return np.array(
         [
             _exceeds(*row, tolerance)
-            for row in zip(got["item_ids"], got["scores"], expected["item_ids"], expected["scores"], strict=True)
+            for row in zip(actual["item_ids"], actual["scores"], expected["item_ids"], expected["scores"], strict=True)
         ],
         bool,
     )
@@ -61,16 +61,16 @@ def _exceeds(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: 
     return False
 
 
-def measure_moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
+def measure_moved_share(actual: Arrays, expected: Arrays, tolerance: float) -> float:
     """Return how far items moved among the first TOP places: the mean share of those places' NDCG weight.
 
     Lists whose changes are explained by close scores (`find_beyond`) count as unmoved. The share is the largest possible loss
     of NDCG: that of lists in which every moved item is relevant and moved down.
     """
-    ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (got, expected))
+    ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (actual, expected))
     weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]
     moved = [_measure_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
-    return float(np.mean(moved * find_beyond(got, expected, tolerance)))
+    return float(np.mean(moved * find_beyond(actual, expected, tolerance)))
 
 
 def _measure_moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:

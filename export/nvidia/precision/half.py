@@ -21,8 +21,8 @@ ANY_TYPE = frozenset({"Shape"})  # reads a float tensor of either type, and writ
 def convert_to_half(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """Return the graph with casts, and the names of the nodes that stay fp32. model: tidy; products: names of nodes."""
     half = add_movers(model, products)
-    kept = tuple(node.name for node in model.graph.node if node.name not in half)
-    return insert_casts(model, kept), kept
+    kept_nodes = tuple(node.name for node in model.graph.node if node.name not in half)
+    return insert_casts(model, kept_nodes), kept_nodes
 
 
 def add_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
@@ -40,11 +40,11 @@ def add_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
     return half
 
 
-def insert_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
-    """Return the graph in which all nodes but `kept` read and write fp16. model: tidy."""
+def insert_casts(model: onnx.ModelProto, kept_nodes: Collection[str]) -> onnx.ModelProto:
+    """Return the graph in which all nodes but `kept_nodes` read and write fp16. model: tidy."""
     graph = _Halving(model)
     for node in model.graph.node:
-        graph.add(node, node.name not in kept)
+        graph.add(node, node.name not in kept_nodes)
     for output in model.graph.output:
         graph.provide(output.name, half=False)
     return graph.make_model()
@@ -75,15 +75,15 @@ class _Halving:
 
     def provide(self, name: str, half: bool) -> str:
         """Return the name of a float tensor in the wanted type. Cast it when it exists only in the other."""
-        wanted, other = (_name_half(name), name) if half else (name, _name_half(name))
-        if wanted not in self.tensors:
+        wanted_name, other_name = (_name_half(name), name) if half else (name, _name_half(name))
+        if wanted_name not in self.tensors:
             if half and name in self.weights:
-                self.weights[wanted] = self.weights[name].astype(np.float16)
+                self.weights[wanted_name] = self.weights[name].astype(np.float16)
             else:
                 to = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-                self.nodes.append(helper.make_node("Cast", [other], [wanted], name=f"cast_{wanted}", to=to))
-            self.tensors.add(wanted)
-        return wanted
+                self.nodes.append(helper.make_node("Cast", [other_name], [wanted_name], name=f"cast_{wanted_name}", to=to))
+            self.tensors.add(wanted_name)
+        return wanted_name
 
     def make_model(self) -> onnx.ModelProto:
         read = {name for node in self.nodes for name in node.input}

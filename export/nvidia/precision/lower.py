@@ -51,22 +51,22 @@ def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable
     if precision == "fp32":
         return {stage: Lowered(model, precision) for stage, model in source.items()}
     trial = Trial(folders)
-    found: dict[str, Lowered] = {}
+    lowered: dict[str, Lowered] = {}
     sessions: dict[str, Any] = {}
     for stage, model in source.items():
-        found[stage] = lower_network(tidy(model), stage, precision, trial, sessions)
-        sessions[stage] = open_faithful_session(found[stage].model)
-        report(describe_outcome(stage, precision, found[stage]))
-    return found
+        lowered[stage] = lower_network(tidy(model), stage, precision, trial, sessions)
+        sessions[stage] = open_faithful_session(lowered[stage].model)
+        report(describe_outcome(stage, precision, lowered[stage]))
+    return lowered
 
 
-def describe_outcome(stage: str, wanted: str, got: Lowered) -> str:
+def describe_outcome(stage: str, wanted_precision: str, lowered: Lowered) -> str:
     """Return a line on the precision that a network got."""
-    if got.precision == wanted:
-        return f"{stage}: {got.share:.0%} of the multiply-adds in {wanted}"
-    rest = f"; {got.share:.0%} of its multiply-adds are {got.precision} instead" if got.share else ""
-    bound = {"int8": f"{MOST_MOVED:.1%} of the first places", "fp16": f"a score by {HALF / 2}"}[wanted]
-    return f"{stage}: no product bears {wanted} without moving more than {bound}; it stays {got.precision}{rest}"
+    if lowered.precision == wanted_precision:
+        return f"{stage}: {lowered.share:.0%} of the multiply-adds in {wanted_precision}"
+    rest = f"; {lowered.share:.0%} of its multiply-adds are {lowered.precision} instead" if lowered.share else ""
+    bound = {"int8": f"{MOST_MOVED:.1%} of the first places", "fp16": f"a score by {HALF / 2}"}[wanted_precision]
+    return f"{stage}: no product bears {wanted_precision} without moving more than {bound}; it stays {lowered.precision}{rest}"
 
 
 def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Trial, sessions: Mapping[str, Any]) -> Lowered:
@@ -77,8 +77,8 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
     def lower(products: set[str]) -> Lowered:
         share = sum(work[name] for name in products) / sum(work.values())
         if precision == "fp16":
-            graph, kept = convert_to_half(model, products)
-            return Lowered(graph, precision, kept, share)
+            graph, kept_nodes = convert_to_half(model, products)
+            return Lowered(graph, precision, kept_nodes, share)
         return Lowered(quantize(model, sample_batches(feeds, RANGE_BATCHES), products), precision, (), share)
 
     chosen: set[str] = set()

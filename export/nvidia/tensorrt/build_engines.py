@@ -55,12 +55,12 @@ def find_gpu_architecture() -> str:
     count = ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise NoEngine("the NVIDIA driver finds no GPU; start the container with --gpus")
-    found = {
+    names = {
         f"sm_{_read_attribute(cuda, device, MAJOR)}{_read_attribute(cuda, device, MINOR)}" for device in range(count.value)
     }
-    if len(found) > 1:
-        raise NoEngine(f"the GPUs are of several architectures ({', '.join(sorted(found))}); choose with CUDA_VISIBLE_DEVICES")
-    return found.pop()
+    if len(names) > 1:
+        raise NoEngine(f"the GPUs are of several architectures ({', '.join(sorted(names))}); choose with CUDA_VISIBLE_DEVICES")
+    return names.pop()
 
 
 def _read_attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
@@ -172,8 +172,8 @@ class PythonBuilder:
     def _find_creation_flags(self) -> int:
         """Return the network flags, by name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, which lacks EXPLICIT_BATCH."""
         flags = self.trt.NetworkDefinitionCreationFlag
-        wanted = [name for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(flags, name)]
-        return sum(1 << int(getattr(flags, name)) for name in wanted)
+        flag_names = [name for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(flags, name)]
+        return sum(1 << int(getattr(flags, name)) for name in flag_names)
 
     def _constrain(self, network, config, engine: dict) -> None:
         """Allow the lower precision in TensorRT 8, except in the layers that the export keeps in fp32."""
@@ -183,9 +183,9 @@ class PythonBuilder:
         if not engine["fp32_nodes"]:
             return
         config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        kept = set(engine["fp32_nodes"])
+        fp32_nodes = set(engine["fp32_nodes"])
         for layer in (network.get_layer(index) for index in range(network.num_layers)):
-            if layer.name in kept:
+            if layer.name in fp32_nodes:
                 layer.precision = trt.float32
                 for output in range(layer.num_outputs):
                     if layer.get_output(output).dtype in (trt.float32, trt.float16):

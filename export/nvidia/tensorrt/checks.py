@@ -147,12 +147,12 @@ def find_operator_faults(network: onnx.ModelProto) -> Iterator[str]:
 def find_tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[str]:
     """Yield differences in names, types and axes. The engine has one more axis than the config where Triton adds the batch."""
     added = 1 if config.max_batch_size else 0
-    for side, stated, actual in (("input", config.input, graph.input), ("output", config.output, graph.output)):
-        network = {value.name: value.type.tensor_type for value in actual}
-        if {tensor.name for tensor in stated} != network.keys():
-            yield f"It names the {side}s {sorted(t.name for t in stated)}, the network has {sorted(network)}"
+    for side, config_tensors, graph_tensors in (("input", config.input, graph.input), ("output", config.output, graph.output)):
+        network = {value.name: value.type.tensor_type for value in graph_tensors}
+        if {tensor.name for tensor in config_tensors} != network.keys():
+            yield f"It names the {side}s {sorted(t.name for t in config_tensors)}, the network has {sorted(network)}"
             continue
-        for tensor in stated:
+        for tensor in config_tensors:
             shape = network[tensor.name].shape.dim
             if TYPES.get(tensor.data_type) != network[tensor.name].elem_type:
                 yield f"{tensor.name} is {pb.DataType.Name(tensor.data_type)}, which the network does not take"

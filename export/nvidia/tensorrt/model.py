@@ -48,10 +48,10 @@ def write_version(version: Path, network: Path, engine: Engine) -> None:
     graph = onnx.load(str(network), load_external_data=False).graph
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
     for profile in engine.profiles:
-        stated = {name: len(span.maximum) for name, span in profile.items()}
-        if stated != ranks:
+        profile_ranks = {name: len(span.maximum) for name, span in profile.items()}
+        if profile_ranks != ranks:
             raise ExportError(
-                f"{network.name} takes {ranks} (name and number of axes), its profile has {stated}. "
+                f"{network.name} takes {ranks} (name and number of axes), its profile has {profile_ranks}. "
                 "Make the profiles from the tensors of the network."
             )
     if engine.precision not in PRECISIONS:
