@@ -251,8 +251,8 @@ def remove_oldest(cache_folder: Path) -> None:
 
 @cache
 def sources_digest() -> str:
-    """Return a digest of every file that may change what an export writes, and of the Python that runs it."""
-    digest = hashlib.sha256(sys.version.encode())
+    """Return a digest of all that changes what an export writes: files, Python, and threads, which change the order of sums."""
+    digest = hashlib.sha256(f"{sys.version}\0{os.environ.get('OMP_NUM_THREADS')}".encode())
     for path in sorted(source_files()):
         digest.update(f"{path.relative_to(PROJECT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
