@@ -124,4 +124,5 @@ def main() -> None:
     options, _ = parser.parse_known_args()
     with socket.create_server(("127.0.0.1", options.metrics_port)):
         TritonDouble(options.model_repository, options.grpc_port, loads=options.load_model == "*")
+        print(f"Started GRPCInferenceService at 127.0.0.1:{options.grpc_port}", flush=True)
         threading.Event().wait()
