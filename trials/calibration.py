@@ -147,8 +147,8 @@ def bound_error(shown: np.ndarray, clicks: np.ndarray) -> float:
     for start in range(0, RESAMPLES, AT_ONCE):
         rows = 2 * min(AT_ONCE, RESAMPLES - start)
         users = generator.integers(0, count, (rows, count)) + count * np.arange(rows)[:, None]
-        drawn = np.bincount(users.ravel(), minlength=rows * count).reshape(rows, count).astype(float) @ counts
-        of_shown, of_clicks = np.hsplit(drawn, 2)
+        draws = np.bincount(users.ravel(), minlength=rows * count).reshape(rows, count).astype(float) @ counts
+        of_shown, of_clicks = np.hsplit(draws, 2)
         expected = of_shown[1::2] * divide(of_clicks[::2], of_shown[::2])
         missed = np.abs(expected - of_clicks[1::2]).sum(axis=1)
         errors[start : start + rows // 2] = missed / np.maximum(expected.sum(axis=1), 1.0)

@@ -74,11 +74,11 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
     if strangers := find_strangers(experiment, exposures):
         return "stopped", strangers
     wrong_split, exposures = find_wrong_split(experiment, exposures), exposures.filter(find_kept(exposures))
-    tried = find_tried_arm(experiment)
-    own_times_ms = exposures["time_ms"].filter(pc.equal(exposures["arm"], tried)).to_numpy()
+    tried_arm = find_tried_arm(experiment)
+    own_times_ms = exposures["time_ms"].filter(pc.equal(exposures["arm"], tried_arm)).to_numpy()
     spans = list_spans(own_times_ms)
     for span in spans:
-        if harm := find_visible_harm(exposures, tried, experiment.mode, span):
+        if harm := find_visible_harm(exposures, tried_arm, experiment.mode, span):
             return "rolled back", span.describe(harm)
     if wrong_split:
         return "rolled back", wrong_split
@@ -87,7 +87,7 @@ def judge(experiment: Experiment, exposures: pa.Table, log: Iterable[tuple[np.nd
     feedback = join_feedback(exposures, log)
     for span in spans:
         span_feedback = feedback if span.is_whole else feedback.take(exposures["time_ms"].to_numpy() >= span.since_ms)
-        if loss := find_loss(span_feedback, tried, experiment.mode, span.alpha):
+        if loss := find_loss(span_feedback, tried_arm, experiment.mode, span.alpha):
             return "rolled back", span.describe(loss)
     if experiment.promotes and (gain := find_gain(feedback, experiment)):
         return "promoted", gain

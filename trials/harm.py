@@ -75,13 +75,13 @@ def list_spans(times_ms: np.ndarray) -> list[Span]:
     ]
 
 
-def find_visible_harm(exposures: pa.Table, tried: str, mode: Mode, span: Span) -> str:
+def find_visible_harm(exposures: pa.Table, tried_arm: str, mode: Mode, span: Span) -> str:
     """Return a sentence on harm that answers show without events: failures, slowness, few distinct items; "" for none.
 
-    exposures: all answers of the experiment since its last change; tried: the arm whose answers the challenger makes
+    exposures: all answers of the experiment since its last change; tried_arm: the arm whose answers the challenger makes
     """
     exposures = span.take_answers(exposures)
-    champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried))
+    champion, challenger = (exposures.filter(pc.equal(exposures["arm"], arm)) for arm in (CHAMPION_ARM, tried_arm))
     harm = find_failures(champion, challenger, FEWEST_FAILURES if span.is_whole else LEAST_OBSERVATIONS)
     if min(len(champion), len(challenger)) >= LEAST_OBSERVATIONS:
         harm = harm or find_slowness(champion, challenger, mode, span.alpha)
@@ -184,14 +184,14 @@ def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray
     return f"it shows {shown[1]} items to {users} users, and the champion {shown[0]} to as many"
 
 
-def find_loss(feedback: Feedback, tried: str, mode: Mode, alpha: float) -> str:
+def find_loss(feedback: Feedback, tried_arm: str, mode: Mode, alpha: float) -> str:
     """Return a sentence on how much more degraded, less clicked or less converted the challenger is; "" if not significantly.
 
     alpha: chance that any of the three is found for a harmless challenger
     """
     metrics = () if mode == "shadow" else tuple(REACTIONS)
     alpha /= 1 + len(metrics)
-    arms = feedback.sum_arm("degraded", CHAMPION_ARM), feedback.sum_arm("degraded", tried)
+    arms = feedback.sum_arm("degraded", CHAMPION_ARM), feedback.sum_arm("degraded", tried_arm)
     degraded = compare_arms(*arms, alpha, tightest_at=HARM_SOON)
     if degraded.low > MORE_DEGRADED:
         return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"

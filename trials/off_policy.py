@@ -115,8 +115,8 @@ def estimate_slate_snips(
     weights = weigh_positions(weights, kind)
     if filled is None:
         return _estimate_slate([(weights * rewards, weights)], weights, clusters)
-    used, shares = weights * filled, (filled.astype(np.float64), np.ones((len(filled), 1)))
-    return _estimate_slate([(used * rewards, used), shares], weights, clusters)
+    used_weights, shares = weights * filled, (filled.astype(np.float64), np.ones((len(filled), 1)))
+    return _estimate_slate([(used_weights * rewards, used_weights), shares], weights, clusters)
 
 
 def estimate_slate_dr(
