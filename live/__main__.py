@@ -111,10 +111,10 @@ def compact(
             until_ms = choose_archived_until(writer, writer.settings.key_days, now_ms, known_until_ms)
         else:
             until_ms = now_ms - round(keep_days * DAY_MS)
-        moved, written = compact_log(writer, until_ms)
+        n_moved, segments = compact_log(writer, until_ms)
         dropped = drop_segments(folder, too_old_ms, archive_bytes)
-    out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
-    if moved and known_until_ms is not None and until_ms > known_until_ms:
+    out.print(f"{n_moved:,} events moved into {len(segments)} segments, {len(dropped)} segments removed")
+    if n_moved and known_until_ms is not None and until_ms > known_until_ms:
         out.print(
             f"warning: the pinned generation knows events until {format_time(known_until_ms)}, and some that were moved are "
             "newer. A server or gateway that starts before the next export does not count these for popularity, companions "
@@ -133,11 +133,11 @@ def maintain(
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
     with lock(folder, wait=True), closing(open_writer(folder, repo)) as writer:  # `live share` may hold it for a moment
         generation = open_generation(repo)
-        done = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
+        result = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
         merged = merge_exposures(folder, time.time_ns() // 1_000_000)
     counts = (
-        f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
-        f"{done.evicted:,} idle users forgotten, {done.surpassed:,} of whom the generation knows more, "
+        f"{result.archived:,} events moved into {len(result.written)} segments, {len(result.dropped)} segments removed, "
+        f"{result.evicted:,} idle users forgotten, {result.surpassed:,} of whom the generation knows more, "
         f"{merged:,} files of answers merged"
     )
     if tag:
@@ -268,10 +268,10 @@ def backup(
     repo: Repo = DEFAULT,
 ) -> None:
     """Copy the live store, its archive, rules and exposure log into a folder. The server may keep running."""
-    done = back_up(find_store(repo), folder)
+    result = back_up(find_store(repo), folder)
     out.print(
-        f"{done.bytes:,} bytes written to {folder}: events up to sequence {done.progress.last_sequence:,}, the latest of "
-        f"{format_time(done.progress.latest_ms)}, {done.segments} segments of the archive"
+        f"{result.bytes:,} bytes written to {folder}: events up to sequence {result.progress.last_sequence:,}, the latest of "
+        f"{format_time(result.progress.latest_ms)}, {result.segments} segments of the archive"
     )
 
 
@@ -285,21 +285,21 @@ def restore(
 ) -> None:
     """Restore a backup as the live store of a repository. Stop the server first."""
     target, shop = find_live_place(repo)
-    done = restore_backup(folder, target, shop, replace)
+    result = restore_backup(folder, target, shop, replace)
     out.print(
-        f"{target} holds the events up to sequence {done.progress.last_sequence:,}, the latest of "
-        f"{format_time(done.progress.latest_ms)}"
+        f"{target} holds the events up to sequence {result.progress.last_sequence:,}, the latest of "
+        f"{format_time(result.progress.latest_ms)}"
     )
-    if done.erased:
-        out.print(f"erased again, because they were erased after the backup: {done.erased:,} users")
-    if done.replaced:
-        former, now = (read_current_version(store / RULES) for store in (done.replaced, target))
+    if result.erased:
+        out.print(f"erased again, because they were erased after the backup: {result.erased:,} users")
+    if result.replaced:
+        former, now = (read_current_version(store / RULES) for store in (result.replaced, target))
         if former and former != now:
             out.print(
                 f"the rules are those of the backup again ({f'version {now}' if now else 'as exported'}), and were version "
-                f"{former}, which is in {done.replaced / RULES / str(former)}. Apply them again: python -m server rules apply"
+                f"{former}, which is in {result.replaced / RULES / str(former)}. Apply them again: python -m server rules apply"
             )
-        out.print(f"the store that was there is in {done.replaced}. Remove it when nobody needs it: erasures do not reach it")
+        out.print(f"the store that was there is in {result.replaced}. Remove it when nobody needs it: erasures do not reach it")
 
 
 def find_live_place(repo: Path) -> tuple[Path, str]:

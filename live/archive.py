@@ -60,12 +60,12 @@ def list_segments(folder: Path) -> list[Segment]:
     """Return the archive's segments in the order of the log. Raises ArtifactError for a file with another name."""
     segments = []
     for path in (folder / ARCHIVE).glob("events-*.parquet"):
-        if (named := FILE_NAME.fullmatch(path.name)) is None:
+        if (match := FILE_NAME.fullmatch(path.name)) is None:
             raise ArtifactError(
                 f"{path} is no segment of the archive; expected events-FIRST-LAST.parquet, with the sequences of its first and "
                 "last event. Move it out of the folder; its events are then left out, and erasures do not reach it."
             )
-        segments.append(Segment(path, int(named[1]), int(named[2])))
+        segments.append(Segment(path, int(match[1]), int(match[2])))
     return sorted(segments, key=lambda segment: segment.first)
 
 
@@ -224,8 +224,8 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
 
     Their event ids are forgotten, so move only events that no caller will send again.
     """
-    store, moved = writer.store, 0
-    written: list[Segment] = []
+    store, n_moved = writer.store, 0
+    segments: list[Segment] = []
     with closing(Reader(store.folder)) as reader:
         while True:
             archived = max((segment.last for segment in list_segments(store.folder)), default=0)
@@ -236,10 +236,10 @@ def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
             batch = unpack(packed for _, packed in rows)
             count = count_older(batch.headers["received_ms"], older_than_ms)
             if not count:
-                return moved, written
+                return n_moved, segments
             sequences = np.array([sequence for sequence, _ in rows[:count]])
-            written.append(write_segment(store.folder, sequences, batch.take(np.arange(count)), names))
-            moved += count
+            segments.append(write_segment(store.folder, sequences, batch.take(np.arange(count)), names))
+            n_moved += count
 
 
 def read_before(snapshot: Snapshot, older_than_ms: int, now_ms: int) -> list[tuple[int, bytes]]:

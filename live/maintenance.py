@@ -88,14 +88,14 @@ def maintain(
         remove_unfinished(folder)
     except DependencyError as error:  # the round goes on, or the store would grow meanwhile
         log.warning("%s", error)
-    archived, written = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
+    archived, segments = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
     session_ms = now_ms - round(retention.session_hours * HOUR_MS) if retention.session_hours else None
     evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
     surpassed = evict_surpassed(writer, generation, now_ms) if generation else 0
-    return Round(archived, drop_superseded(writer), written, dropped, evicted, surpassed)
+    return Round(archived, drop_superseded(writer), segments, dropped, evicted, surpassed)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -145,8 +145,8 @@ class Sharer:
         positions = {name: position for name, position in self._state.read_positions().items() if name in marked}
         if self.machine in positions:
             return positions[self.machine].shared_sequence
-        named = [min(positions[name].shared_sequence, last) for name, last in self._former if name in positions]
-        return max(named, default=0)
+        sequences = [min(positions[name].shared_sequence, last) for name, last in self._former if name in positions]
+        return max(sequences, default=0)
 
     def _check_marks(self) -> None:
         """Raise DependencyError if a node of Redis has lost its data.
@@ -275,8 +275,8 @@ class Sharer:
             ]
             events_ms = records["session_ms"][changed], 1_000 * records["history_s"][changed].astype(np.int64)
             times_ms = np.concatenate(events_ms, axis=1).max(axis=1)
-            written = self._write(self._users, ids, entities, changed, features, times_ms, events.take(is_new), new_rows)
-            events = events.take(is_new & ~written[rows])
+            is_written = self._write(self._users, ids, entities, changed, features, times_ms, events.take(is_new), new_rows)
+            events = events.take(is_new & ~is_written[rows])
         return faults
 
     def _apply_to_items(self, events: SharedEvents) -> dict[int, str]:
@@ -297,8 +297,8 @@ class Sharer:
             changed = np.unique(rows[is_new])
             features = [self._items.encode(list_item_features(records[row])) for row in changed.tolist()]
             times_ms = records["last_ms"][changed]
-            written = self._write(self._items, ids, entities, changed, features, times_ms, events.take(is_new), rows[is_new])
-            events = events.take(is_new & ~written[rows])
+            is_written = self._write(self._items, ids, entities, changed, features, times_ms, events.take(is_new), rows[is_new])
+            events = events.take(is_new & ~is_written[rows])
         return faults
 
     def _find_new_events(self, events: SharedEvents, rows: np.ndarray, entities: Sequence[Entity]) -> np.ndarray:
@@ -323,11 +323,11 @@ class Sharer:
             ]
             offsets = [(name, str(end).encode()) for name, end in ends]
             fields.append([*pairs, *offsets, (view.time_field, encode_time(time_ms))])
-        written = np.zeros(len(ids), bool)
+        is_written = np.zeros(len(ids), bool)
         is_session = (ids[changed] < FIRST_USER_ID) & (view is self._users)
         ttls_s = np.where(is_session, self._session_ttl_s, self._ttl_s).tolist()
-        written[changed] = self._state.change(view, ids[changed], [entities[row] for row in changed], fields, ttls_s)
-        return written
+        is_written[changed] = self._state.change(view, ids[changed], [entities[row] for row in changed], fields, ttls_s)
+        return is_written
 
     def _read_users(self, user_ids: np.ndarray, entities: Sequence[Entity]) -> tuple[np.ndarray, list[dict[int, None]]]:
         """Return the users' records [U], and the items that each has seen, in order. New users get this machine's seeds."""
