@@ -97,10 +97,10 @@ def find_unknown_items(repository: Path, values: Mapping[str, Any]) -> list[str]
         if reader.exists():
             with reader.snapshot() as snapshot:
                 known |= {change.id for change in snapshot.read_changes(after=0) if change.type == ITEM_CHANGED}
-    named = [*rules.blocked_items, *(pin.item_id for pin in rules.pinned)]
+    item_ids = [*rules.blocked_items, *(pin.item_id for pin in rules.pinned)]
     return list(
         dict.fromkeys(
-            str(item_id) for item_id in named if str(item_id) not in names and known.isdisjoint(list_wire_ids(item_id))
+            str(item_id) for item_id in item_ids if str(item_id) not in names and known.isdisjoint(list_wire_ids(item_id))
         )
     )
 

@@ -224,8 +224,8 @@ class Staging:
             if held_generations is not None:  # a server that does not answer may hold any: the next publication prunes
                 newest = list_published_generations(self.repository)[-self._keep :]
                 tagged = find_holders(read_acts(self.repository)).values()
-                used = {*held_generations, *find_loaded(self.repository), *read_challengers(self.repository)}
-                kept_generations = {self.generation, previous, *newest, *tagged, *used}
+                used_generations = {*held_generations, *find_loaded(self.repository), *read_challengers(self.repository)}
+                kept_generations = {self.generation, previous, *newest, *tagged, *used_generations}
                 try:
                     record_late(self.repository, list_versions(self.repository) - kept_generations)  # lost with their files
                 except DependencyError as error:  # the publication stands, and the next one prunes
@@ -243,7 +243,7 @@ class Staging:
         pinned: int,
     ) -> None:
         rows = len(warmup["user_id"])
-        served = {previous, self.generation, *read_challengers(self.repository)}
+        served_generations = {previous, self.generation, *read_challengers(self.repository)}
         warmed = specs if self.layout == "ensemble" else {ENSEMBLE: make_ensemble_spec(specs)}
         make_file_system_durable(self.root)
         for name in self.models:
@@ -255,7 +255,7 @@ class Staging:
             config = make_stage_config(spec, serving[name], sorted({previous, self.generation}), warmup_rows=0)
             write_config(self.repository / name / CONFIG_FILE, config)
         for name, spec in warmed.items():
-            config = make_stage_config(spec, serving[name], sorted({pinned} if name == ENSEMBLE else served), rows)
+            config = make_stage_config(spec, serving[name], sorted({pinned} if name == ENSEMBLE else served_generations), rows)
             write_config(self.repository / name / CONFIG_FILE, config)
         if self.layout == "ensemble":
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, pinned, serving[ENSEMBLE]))

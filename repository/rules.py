@@ -118,8 +118,8 @@ def find_misfits(
                 f"rules: {key} is set, but no item has a {role}. "
                 f'Name its column in dataset.toml ([items] {role} = "…"), or leave {key} out.'
             )
-    named = [("blocked_items", item_id) for item_id in config.blocked_items]
-    for key, item_id in (*named, *(("pinned", pin.item_id) for pin in config.pinned)):
+    named_items = [("blocked_items", item_id) for item_id in config.blocked_items]
+    for key, item_id in (*named_items, *(("pinned", pin.item_id) for pin in config.pinned)):
         if item_names is None and isinstance(item_id, str):
             yield f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
     yield from _find_unknown("category_caps", config.category_caps, category)

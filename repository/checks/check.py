@@ -226,9 +226,9 @@ def check_stages(repository: Path) -> Iterator[Finding]:
 
 def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield the records whose fields differ between config.pbtxt and the stage. The stage would then refuse to load."""
-    named = {tensor.name for tensor in (*config.input, *config.output)}
+    tensor_names = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
-        if record.name in named:
+        if record.name in tensor_names:
             config_fields = read_record_fields(config, record.name) or "nothing"
             if config_fields != record.stated_fields:
                 yield f"The record {record.name} has {config_fields} in config.pbtxt, and {record.stated_fields} in stage.json"

@@ -203,8 +203,8 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
                     "Make both agree in serving/contract/tensors.py."
                 )
         produced.update({tensor.name: tensor for tensor in stages[name].outputs})
-    used = {t.name for spec in stages.values() for t in spec.inputs} | {t.name for t in stages[STAGES[-1]].outputs}
-    if unused := sorted(produced.keys() - used):
+    used_names = {t.name for spec in stages.values() for t in spec.inputs} | {t.name for t in stages[STAGES[-1]].outputs}
+    if unused := sorted(produced.keys() - used_names):
         raise ExportError(f"No stage uses {', '.join(unused)}; Triton refuses such an ensemble. Remove them from the contract.")
 
 

@@ -55,8 +55,8 @@ def _find_tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, ten
         yield f"Warm-up {warmup} sends {name}, which the model does not take"
         return
     if entry.data_type != tensor.data_type:
-        sent, expected = (pb.DataType.Name(kind) for kind in (entry.data_type, tensor.data_type))
-        yield f"Warm-up {warmup} sends {name} as {sent}, the model takes {expected}"
+        sent_type, expected_type = (pb.DataType.Name(kind) for kind in (entry.data_type, tensor.data_type))
+        yield f"Warm-up {warmup} sends {name} as {sent_type}, the model takes {expected_type}"
     fits = len(entry.dims) == len(tensor.dims) and all(b in (-1, a) for a, b in zip(entry.dims, tensor.dims, strict=True))
     if not fits or any(size < 1 for size in entry.dims):
         yield f"Warm-up {warmup} sends {name} with the dims {list(entry.dims)}, the model takes {list(tensor.dims)}"
