@@ -137,8 +137,8 @@ def _start_gateway(state: ServerState, port: int, config: Path | None, optional:
         typer.echo(f"note: {error}", err=True)
         return state
     url = state.settings["gateway_url"]
-    moved = f" (until now {before}, where nothing answers any more)" if before not in (None, url) else ""
-    typer.echo(f"gateway: {url}{moved}")
+    move_text = f" (until now {before}, where nothing answers any more)" if before not in (None, url) else ""
+    typer.echo(f"gateway: {url}{move_text}")
     return state
 
 

@@ -158,11 +158,11 @@ class TritonServer:
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
         settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder, "follow_pin": self.follow_pin}
-        served = generation or activation.find_pinned_generation(self.repo)
-        if served:
-            refuse_changed_manifests(self.repo, served)
-        facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo, served), "owner": self._owner}
-        facts["generation"] = served
+        target = generation or activation.find_pinned_generation(self.repo)
+        if target:
+            refuse_changed_manifests(self.repo, target)
+        facts: dict[str, Any] = {"settings": settings, "content": hash_manifest(self.repo, target), "owner": self._owner}
+        facts["generation"] = target
         self._sends_configs = generation is not None
         deadline_s = time.monotonic() + self.ready_timeout_s
         try:

@@ -55,11 +55,11 @@ class PinFollower:
         self._move_at_s = time.monotonic() + RETRY_S
         try:
             pinned = read_pinned_generation(self._state.repo)
-            done = self._move(pinned) if pinned != self._state.generation else ""
+            action = self._move(pinned) if pinned != self._state.generation else ""
         except (RecommenderError, OSError) as error:
             return f"the server stays at generation {self._state.generation}, and does not follow the pin: {error}"
         self._followed = stamp
-        return done
+        return action
 
     def _move(self, pinned: int) -> str:
         repo = self._state.repo

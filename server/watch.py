@@ -134,8 +134,8 @@ class Watch:
             self._follow_challenger(state)
         self._observed = state
         assert self._challenger_files is not None
-        if done := self._challenger_files.end_before_change(state.grpc_url):  # first: a writer waits, at most 45 s
-            say(done)
+        if action := self._challenger_files.end_before_change(state.grpc_url):  # first: a writer waits, at most 45 s
+            say(action)
         is_scan = time.monotonic() - self._scanned_s > SCAN_EVERY_S
         if is_scan:
             self._scanned_s = time.monotonic()
@@ -155,10 +155,10 @@ class Watch:
             self._restart(state, self._describe_end(state, fault))
         if is_scan:
             for follower in self._followers:
-                if done := follower.look():
-                    say(done)
-        if done := self._challenger_files.look(state.grpc_url):  # last: on a full disk it fails
-            say(done)
+                if action := follower.look():
+                    say(action)
+        if action := self._challenger_files.look(state.grpc_url):  # last: on a full disk it fails
+            say(action)
 
     def _guard_files(self, repo: Path, generation: int) -> None:
         """From now on, notice every change of a generation's files."""
@@ -192,8 +192,8 @@ class Watch:
         """Let a server that is about to start load the champion alone where the challenger's files would fail the start."""
         assert self._challenger_files is not None
         try:
-            if done := self._challenger_files.prepare_start(read_all=self._restart_failed):
-                say(done)
+            if action := self._challenger_files.prepare_start(read_all=self._restart_failed):
+                say(action)
         except (RecommenderError, OSError) as error:  # such as a read-only repository; the challenger may load all the same
             say(str(error))
 
@@ -306,8 +306,8 @@ def find_other_generation(state: ServerState) -> int | None:
 
 def stop_experiment(repo: Path, generation: int, damage: str) -> None:
     """Stop an experiment whose champion is left for `generation`, and say so. Raises RecommenderError or OSError."""
-    if done := end_without_champion(repo, generation, damage):
-        say(done)
+    if action := end_without_champion(repo, generation, damage):
+        say(action)
 
 
 def start_supervisor(state: ServerState, run_dir: Path) -> None:

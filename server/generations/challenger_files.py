@@ -80,16 +80,16 @@ class ChallengerFiles:
         if path is None or self._check is None:
             return ""
         try:
-            done = self._roll_back(f"{path} was opened for writing")
+            action = self._roll_back(f"{path} was opened for writing")
         except (RecommenderError, OSError) as error:  # also on a full disk, the challenger must not answer
-            done = f"the experiment is not rolled back: {error}"
+            action = f"the experiment is not rolled back: {error}"
         try:
             stop_challenger(grpc_url, self._check.generation)
         except ServerError as error:
-            done = f"{done}; {error}"
+            action = f"{action}; {error}"
         finally:
             self._leases.release()
-        return done
+        return action
 
     def prepare_start(self, read_all: bool) -> str:
         """Keep a damaged challenger, or one whose experiment is over, out of the next start. A promoted one is `Promotion`'s.
@@ -97,17 +97,17 @@ class ChallengerFiles:
         read_all: whether to read every file, because one may have failed a start
         Return what was done, "" for nothing. Raises RecommenderError or OSError.
         """
-        done, experiment = "", self._read_running()
+        action, experiment = "", self._read_running()
         if experiment and experiment.challenger in read_challengers(self._repo):  # otherwise the start does not load it
             folder = find_stage_folder(self._repo, ENSEMBLE, experiment.challenger)
-            done = self._look_at(experiment, read_all) if folder.is_dir() else self._end(experiment, f"{folder} is missing")
+            action = self._look_at(experiment, read_all) if folder.is_dir() else self._end(experiment, f"{folder} is missing")
         experiment = self._followed.read_current() if self._followed else None
         if experiment is None or experiment.state in ("running", "promoted"):
-            return done
+            return action
         # One that was added later belongs to an experiment that has not begun yet.
         if read_challengers(self._repo) == (experiment.challenger,) and read_added_ms(self._repo) <= experiment.changed_ms:
             drop_challenger(self._repo)
-        return done
+        return action
 
     def look(self, grpc_url: str) -> str:
         """Look at the challenger's files while an experiment runs. Return what was done, "" for nothing.

@@ -70,9 +70,9 @@ def list_missing(state: ServerState) -> set[str]:
 
 def is_one_left_over(state: ServerState) -> bool:
     """Return whether the updater of a generation runs that is not served, such as an earlier challenger."""
-    served = {str(find_tables_settings(state.repo, each)) for each in (state.generation, *read_challengers(state.repo))}
+    served_paths = {str(find_tables_settings(state.repo, each)) for each in (state.generation, *read_challengers(state.repo))}
     commands = map(processes.read_command, processes.find_running(state.tag, UPDATER_MODULE))
-    return any(command and served.isdisjoint(command) for command in commands)
+    return any(command and served_paths.isdisjoint(command) for command in commands)
 
 
 def find_helpers(tag: str) -> list[psutil.Process]:
@@ -144,8 +144,8 @@ def _find_supervised(helper: Helper, running: list[psutil.Process]) -> list[psut
 def _wait_for_updater(state: ServerState, process: subprocess.Popen, log_path: Path) -> None:
     if last_line := wait_for_start(process, log_path, "follows", START_TIMEOUT_S):
         later = "the server's supervisor tries again, or `make serve`"
-        tried = "is tried again, at most every 30 s" if process.poll() is None else f"has ended: {later}"
+        outcome = "is tried again, at most every 30 s" if process.poll() is None else f"has ended: {later}"
         raise ServerError(
             f"The updater of generation {state.generation} did not start: {last_line.rstrip('.')}. The server answers without "
-            f"updates, and the updater {tried}. Correct what it names. Whole log: {log_path}."
+            f"updates, and the updater {outcome}. Correct what it names. Whole log: {log_path}."
         )

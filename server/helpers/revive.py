@@ -35,12 +35,12 @@ class HelperWatch:
         if not overdue_names or self._is_over():
             return ""
         started = ", ".join(name for name in overdue_names if name != LEFT_OVER)
-        done = f"helpers that were missing are started: {started}" if started else f"a helper is ended: {LEFT_OVER}"
+        action = f"helpers that were missing are started: {started}" if started else f"a helper is ended: {LEFT_OVER}"
         try:
             generation_helpers.follow(self._state, self._run_dir, waits=False)  # the server must be looked at meanwhile
         except (RecommenderError, OSError) as error:
-            return f"{done}; {error}"
-        return done
+            return f"{action}; {error}"
+        return action
 
     def _is_over(self) -> bool:
         """Return whether the server was stopped or moved since this watch began: then others keep its helpers."""

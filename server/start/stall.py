@@ -38,8 +38,8 @@ def measure_processor_s(tag: str) -> float:
     total_s = 0.0
     for process in find_server_members(tag):
         try:
-            used = process.cpu_times()
+            times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total_s += used.user + used.system
+        total_s += times.user + times.system
     return total_s

@@ -63,8 +63,8 @@ def find_first_failure(log: str) -> Failure | None:
 def find_unfinished(log: str, dead: int) -> Failure:
     """Return the models that did not finish loading, after `dead` model processes ended without a message."""
     begun = re.findall(r'"loading: ([^":]+):\d+"', log)
-    done = set(re.findall(r"successfully loaded '([^']+)'", log))
-    waiting = [name for name in dict.fromkeys(begun) if name not in done]
+    loaded_names = set(re.findall(r"successfully loaded '([^']+)'", log))
+    waiting = [name for name in dict.fromkeys(begun) if name not in loaded_names]
     last = "\n".join(log.splitlines()[-TAIL_LINES:])
     reason = f"{dead} Python model process(es) ended while loading: crashed, or out of memory. The last log lines:\n{last}"
     return Failure(", ".join(waiting), reason)

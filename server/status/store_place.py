@@ -18,13 +18,13 @@ def describe_left_store(repo: Path) -> str:
     """Return a message if a server would begin an empty live store, and the record names another one; "" otherwise."""
     try:
         folder = find_experiment_folder(repo)
-        served = list_served_folders(repo)
-        if not served or str(folder) in served or has_store(folder):
+        served_folders = list_served_folders(repo)
+        if not served_folders or str(folder) in served_folders or has_store(folder):
             return ""
     except (RecommenderError, OSError):  # what starts or checks the repository says why
         return ""
     return (
-        f"{repo} was served with the live store {served[-1]} before, and begins with an empty one in {folder}. If the "
+        f"{repo} was served with the live store {served_folders[-1]} before, and begins with an empty one in {folder}. If the "
         "repository was moved or renamed, stop the server, and put that folder in the place of the new one (docs/operating.md)"
     )
 
