@@ -151,9 +151,9 @@ class RetrieveOutputs:
         members = self.search.servable & self.categories.find(category) if category else self.search.servable
         if among.max() <= PAD_ID:
             return members
-        named, places = np.zeros_like(members), self.items.find_positions(among)
-        named[places] = members[places]
-        return named
+        named_members, places = np.zeros_like(members), self.items.find_positions(among)
+        named_members[places] = members[places]
+        return named_members
 
     def _list_within(
         self, members: np.ndarray | None, vectors: np.ndarray, history: np.ndarray, blocked: Blocked

@@ -168,11 +168,11 @@ class EmbeddingRows:
         names = (*settings.user_tables, *settings.item_tables)
         tables = open_tables(folder / TABLES_FOLDER, info.stage, names, as_exported)
         try:
-            named = len(settings.user_tables), len(settings.item_tables)
+            sizes = len(settings.user_tables), len(settings.item_tables)
             expected = info.axes.user_categorical, inputs.item_rows.shape[1]
-            if named != expected:
+            if sizes != expected:
                 raise ArtifactError(
-                    f"{folder} names {named[0]} user and {named[1]} item tables; expected {expected[0]} and {expected[1]}, one "
+                    f"{folder} names {sizes[0]} user and {sizes[1]} item tables; expected {expected[0]} and {expected[1]}, one "
                     f"per categorical column. {REMEDY}"
                 )
             n_rows = {table.name: table.rows for table in tables.config.tables}
@@ -188,9 +188,9 @@ class EmbeddingRows:
 
         user_keys: int64 [B, Fu]; item_keys: int [B, C, Si]. Raises DependencyError when the rows cannot be read.
         """
-        read = self.tables.gather((self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys))
-        user_rows, item_rows = read.values
-        return Rows({"user_rows": user_rows, "item_rows": item_rows}, read.degraded)
+        result = self.tables.gather((self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys))
+        user_rows, item_rows = result.values
+        return Rows({"user_rows": user_rows, "item_rows": item_rows}, result.degraded)
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,12 @@ class LeveledTables:
         side_by_side = [self._read_side_by_side(names, keys) for names, keys in groups]
         apart = [group for group, rows in zip(groups, side_by_side, strict=True) if rows is None]
         keys_by_table = {name: keys[..., slot] for names, keys in apart for slot, name in enumerate(names)}
-        read = self.lookup_many(keys_by_table) if apart else NO_ROWS
+        result = self.lookup_many(keys_by_table) if apart else NO_ROWS
         values = [
-            np.stack([read.values[name] for name in names], axis=-2) if rows is None else rows
+            np.stack([result.values[name] for name in names], axis=-2) if rows is None else rows
             for (names, _), rows in zip(groups, side_by_side, strict=True)
         ]
-        return Rows(values, read.degraded)
+        return Rows(values, result.degraded)
 
     def _read_side_by_side(self, names: tuple[str, ...], keys: np.ndarray) -> np.ndarray | None:
         """Return the rows, float32 [..., S, D]; None if the tables are not stored side by side, or a row is missing."""

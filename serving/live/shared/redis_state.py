@@ -141,7 +141,7 @@ class RedisState:
         self,
         view: View,
         ids: np.ndarray,
-        read: Sequence[Entity],
+        entities: Sequence[Entity],
         fields: Iterable[Sequence[tuple[bytes, bytes]]],
         ttls_s: Sequence[int],
     ) -> np.ndarray:
@@ -150,7 +150,7 @@ class RedisState:
         ttls_s: seconds until each expires, 0 for never
         """
         commands: list[Command] = []
-        for entity_id, entity, pairs, ttl_s in zip(ids.tolist(), read, fields, ttls_s, strict=True):
+        for entity_id, entity, pairs, ttl_s in zip(ids.tolist(), entities, fields, ttls_s, strict=True):
             flat = [part for pair in pairs for part in pair]
             guard = (entity.version, view.time_field, entity.time, ttl_s)
             commands.append(("EVAL", CHANGE, 1, self.make_key(view, entity_id), *guard, *flat))

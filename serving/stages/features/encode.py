@@ -172,8 +172,8 @@ class Plan:
 
     def __call__(self, columns: Mapping[str, Any]) -> Encoded:
         """Encode B rows. columns: [B] raw values by name, a Ragged for lists; those that this plan does not read are ignored"""
-        read: tuple[CategoryColumn | NumberColumn, ...] = (*self.categorical, *self.continuous)
-        n_rows = next((len(columns[column.source]) for column in read), 0)
+        read_columns: tuple[CategoryColumn | NumberColumn, ...] = (*self.categorical, *self.continuous)
+        n_rows = next((len(columns[column.source]) for column in read_columns), 0)
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)
         for position, column in enumerate(self.categorical):
             categorical[:, position] = self._find_category_rows(column, columns[column.source])

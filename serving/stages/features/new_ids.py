@@ -25,10 +25,10 @@ class NewIds:
         """
         self._unknown_users += int(np.count_nonzero(state.event_count[rows] == 0))
         # The state has no unknown items of a request's own history, because `override_history` drops them.
-        named = np.where(history[:, :1] == FROM_STORE, state.history_ids, history)[rows]
-        named = named[named != PAD_ID]
-        self._history_items += len(named)
-        self._unknown_items += int(np.count_nonzero(items.find_positions(named) == items.n_items))
+        item_ids = np.where(history[:, :1] == FROM_STORE, state.history_ids, history)[rows]
+        item_ids = item_ids[item_ids != PAD_ID]
+        self._history_items += len(item_ids)
+        self._unknown_items += int(np.count_nonzero(items.find_positions(item_ids) == items.n_items))
 
     def list_measurements(self) -> Iterator[Measurement]:
         """Yield the totals."""

@@ -257,10 +257,10 @@ def write_logarithms(values, cross):
     nothing = np.log(np.float32(SMALLEST_WEIGHT)) * np.float32(SCALE)
     for place in range(len(values)):
         for view in range(len(VIEWS)):
-            named = values[place, AFFINITY + len(WEIGHTINGS) * view] > 0
+            is_named = values[place, AFFINITY + len(WEIGHTINGS) * view] > 0
             for number in range(len(WEIGHTINGS) * view, len(WEIGHTINGS) * (view + 1)):
                 logarithm = nothing
-                if named:
+                if is_named:
                     logarithm = np.log(np.float32(values[place, AFFINITY + number] + SMALLEST_WEIGHT)) * np.float32(SCALE)
                 cross[place, LOGARITHM + number] = logarithm
 

@@ -65,10 +65,10 @@ def measure_model(model: str, times: Histogram, refused: int) -> Iterator[Measur
     yield from measure_times(ACKNOWLEDGEMENT, times, model=model)
 
 
-def measure_store(store: Store, now_ms: int, limit_bytes: int, used: Collection[str]) -> Iterator[Measurement]:
+def measure_store(store: Store, now_ms: int, limit_bytes: int, backends: Collection[str]) -> Iterator[Measurement]:
     """Yield the measurements of the store: its log's progress, its sizes, and its helpers' counters.
 
-    now_ms: unix milliseconds; limit_bytes: size at which the store is full; used: which of KAFKA and REDIS the settings name
+    now_ms: unix milliseconds; limit_bytes: size of a full store; backends: which of KAFKA and REDIS the settings name
 
     The store keeps the last statement of a helper for ever. It means nothing, and must raise no alert, once a generation
     without that helper serves.
@@ -89,9 +89,9 @@ def measure_store(store: Store, now_ms: int, limit_bytes: int, used: Collection[
     for name, description in COUNTED.items():
         yield Measurement(f"{PREFIX}_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
     for name, description in STATED.items():
-        count = counters.get(name, 0) if name.partition("_")[0] in used else 0
+        count = counters.get(name, 0) if name.partition("_")[0] in backends else 0
         yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(count))
     for backend, name, helper in ((KAFKA, SILENT, "consume"), (REDIS, REDIS_SILENT, "share")):
-        if backend in used and (seen_ms := counters.get(f"{backend}_seen_ms")):
+        if backend in backends and (seen_ms := counters.get(f"{backend}_seen_ms")):
             description = f"How long ago `live {helper}` last stated how it is: if this grows, it is down"
             yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, max(now_ms - seen_ms, 0) / 1000)

@@ -161,9 +161,9 @@ class Observe(LiveModel):
     def list_measurements(self) -> Iterator[Measurement]:
         """Yield the model's measurements, and those of the store."""
         yield from super().list_measurements()
-        named = {KAFKA: self.settings.brokers, REDIS: self.info.live_redis}
-        used = [name for name, addresses in named.items() if addresses]
-        yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes, used)
+        addresses_of = {KAFKA: self.settings.brokers, REDIS: self.info.live_redis}
+        backends = [name for name, addresses in addresses_of.items() if addresses]
+        yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes, backends)
 
 
 class Upsert(LiveModel):

@@ -189,8 +189,8 @@ class RankRows(StagePart):
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.inputs.items.find_positions(inputs["candidate_ids"])
         try:
-            read = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
-            rows, degraded = read.values, read.degraded
+            result = self.rows.read(*self.inputs.find_row_keys(inputs, candidates))
+            rows, degraded = result.values, result.degraded
         except DependencyError:  # NaN rows give non-finite scores, for which `rank_scores` falls back
             degraded = True
             rows = {

@@ -155,8 +155,8 @@ class RulesConfig:
 
     def find_cap(self, role: int, name: str | None) -> int:
         """Return the quota of a category (role CATEGORY) or provider (PROVIDER) in one list; NO_CAP for none."""
-        named, general = ((self.category_caps, self.max_per_category), ({}, self.max_per_provider))[role]
-        return NO_CAP if name is None else named.get(name, NO_CAP if general is None else general)
+        caps, general = ((self.category_caps, self.max_per_category), ({}, self.max_per_provider))[role]
+        return NO_CAP if name is None else caps.get(name, NO_CAP if general is None else general)
 
     @cached_property
     def blocked_ids(self) -> frozenset[int]:

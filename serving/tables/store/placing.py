@@ -37,7 +37,7 @@ def _find_least_used(uses, first, empty, taken_ways):
     """Return the least used of eight slots that is not taken; 8 when all are. empty, taken_ways: a bit for each slot"""
     least, chosen = MOST_USES + 1, WAYS
     for way in range(WAYS):
-        used = -1 if empty >> way & 1 else uses[first + way]
-        if used < least and not taken_ways >> way & 1:
-            least, chosen = used, way
+        use_count = -1 if empty >> way & 1 else uses[first + way]
+        if use_count < least and not taken_ways >> way & 1:
+            least, chosen = use_count, way
     return chosen

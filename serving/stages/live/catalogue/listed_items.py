@@ -181,9 +181,9 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
             later = earlier
         list_columns[place] = best
         list_propensities[place] *= share / n_new
-        for moved in range(place + 1, target + 1):
-            if list_propensities[moved] != 1.0:
-                list_propensities[moved:] = UNKNOWN
+        for moved_place in range(place + 1, target + 1):
+            if list_propensities[moved_place] != 1.0:
+                list_propensities[moved_place:] = UNKNOWN
                 break
 
 

@@ -92,10 +92,10 @@ class PairCounts:
         self.n_slots += len(new)
         if self.n_slots > (n_rows := len(self.rows.starts)):
             self.rows = self.rows.add_slots(max(self.n_slots, 2 * n_rows) - n_rows)
-        done = 0
+        n_done = 0
         while True:
-            done, self.n_places = count_pairs(pairs, done, self.slot_of, tuple(self.rows), self.n_places, self.most_places)
-            if done == 2 * len(pairs):
+            n_done, self.n_places = count_pairs(pairs, n_done, self.slot_of, tuple(self.rows), self.n_places, self.most_places)
+            if n_done == 2 * len(pairs):
                 return
             self.rows, self.n_places = self.rows.pack(self.most_places)
 
@@ -151,14 +151,14 @@ def copy_rows(rows, packed):
 
 
 @compiled
-def count_pairs(pairs, done, slot_of, rows, n_places, most_places):
+def count_pairs(pairs, n_done, slot_of, rows, n_places, most_places):
     """Count pairs, int64 [P, 2], for both of their items. Every item has a slot.
 
-    done: halves of pairs that are counted already. Returns how many are counted, fewer than 2 * P if the pool is full, and how
+    n_done: halves of pairs already counted. Returns how many are counted, fewer than 2 * P if the pool is full, and how
     many places of the pool are in use.
     """
     starts, lengths, sizes, positions, counts = rows
-    for half in range(done, 2 * len(pairs)):
+    for half in range(n_done, 2 * len(pairs)):
         pair, side = half // 2, half % 2
         slot, other = slot_of[pairs[pair, side]], pairs[pair, 1 - side]
         start, length = starts[slot], lengths[slot]

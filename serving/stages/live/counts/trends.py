@@ -126,9 +126,9 @@ class EntityTrends:
         rows = self.record_of[positions]
         places = np.full(len(self.records), -1)
         places[rows] = 0
-        read = np.flatnonzero(places == 0)
-        places[read] = np.arange(len(read))
-        return self.plan.read(self.records[read], clock_ms)[places[rows]]
+        read_rows = np.flatnonzero(places == 0)
+        places[read_rows] = np.arange(len(read_rows))
+        return self.plan.read(self.records[read_rows], clock_ms)[places[rows]]
 
     def write(self, positions: np.ndarray | slice, clock_ms: int) -> None:
         """Write the numbers of items. positions: int64 [N], or a range of them"""
