@@ -152,12 +152,12 @@ class Published:
         for other, cosine in zip(*(part[: count + len(links) + 1].tolist() for part in self.near.find(position)), strict=True):
             links.setdefault(other, (cosine, ALIKE))
         links.pop(position, None)
-        served = [
+        served_links = [
             (other, *score_and_source)
             for other, score_and_source in links.items()
             if other < len(self.item_ids) and available[other]
         ]
-        return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]
+        return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served_links[:count]]
 
 
 class NearItems:

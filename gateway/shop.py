@@ -177,13 +177,13 @@ class Shop:
         changed, titles = self.live_items.titles, self.published.catalogue.titles
         return changed[item_id] if item_id in changed else titles.get(item_id) or self._challenger.titles.get(item_id)
 
-    def describe_user_id(self, written: str) -> int | str:
-        """Return a user's id as answers name it. written: the id as the caller wrote it"""
-        return written if self.published.catalogue.user_names else self.parse_user_id(written)
+    def describe_user_id(self, text: str) -> int | str:
+        """Return a user's id as answers name it. text: the id as the caller wrote it"""
+        return text if self.published.catalogue.user_names else self.parse_user_id(text)
 
-    def describe_item(self, item_id: int, written: str | None = None) -> dict[str, Any]:
-        """Return an item as answers name it: the shop's own id, and the title. written: the id as the caller wrote it"""
-        name = self._find_name(item_id) or (written if self.published.catalogue.item_names else None)
+    def describe_item(self, item_id: int, text: str | None = None) -> dict[str, Any]:
+        """Return an item as answers name it: the shop's own id, and the title. text: the id as the caller wrote it"""
+        name = self._find_name(item_id) or (text if self.published.catalogue.item_names else None)
         return {"id": name or item_id, "title": self._find_title(item_id)}
 
     def pick_popular(

@@ -148,11 +148,11 @@ class Explainer:
         Raises InvalidRequest for a generation that does not answer.
         """
         champion = self._shop.published.generation
-        served = self._experiments.list_served(champion)
+        served_generations = self._experiments.list_served(champion)
         for other, loaded in list(self._loaded.items()):
-            if other not in served or any(read_stamp(path) != stamp for path, stamp in loaded.stamps.items()):
+            if other not in served_generations or any(read_stamp(path) != stamp for path, stamp in loaded.stamps.items()):
                 self._loaded.pop(other).pipeline.close()
-        if generation not in served:
+        if generation not in served_generations:
             raise InvalidRequest(
                 f"generation is {generation}; expected {champion}, which is served, or the challenger of a running experiment."
             )
@@ -235,16 +235,16 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
     correction = np.float32(rerank.outputs.settings.trust) * rerank.compute_correction(best)[0]
     listed = best.valid[0]
     scores = np.where(listed, best.rank_scores[0] + correction, -np.inf)
-    served = trace["item_ids"][0]
+    served_ids = trace["item_ids"][0]
     places = [
         locate_item("retrieve", candidates, trace["retrieval_scores"][0], valid, item_id),
         locate_item("rank", candidates, trace["rank_scores"][0], valid, item_id),
         locate_item("rerank", best.ids[0], scores, listed, item_id),
     ]
-    rank = np.flatnonzero(served == item_id)
+    rank = np.flatnonzero(served_ids == item_id)
     shown = int(rank[0]) if len(rank) else None
     score = None if shown is None else float(trace["scores"][0, shown])
-    places.append(Place("rules", None if shown is None else shown + 1, int((served != PAD_ID).sum()), score))
+    places.append(Place("rules", None if shown is None else shown + 1, int((served_ids != PAD_ID).sum()), score))
     column = np.flatnonzero(best.ids[0] == item_id)
     if not len(column):
         return places, []
@@ -303,8 +303,8 @@ def find_sources(
 def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:
     """Return a sentence that explains the place of an item."""
     retrieved, ranked, reranked, served = places
-    moved = [move.rule for move in rules if move.rank_before != move.rank_after]
-    by_rules = f"; moved by the rules: {', '.join(moved)}." if moved else "."
+    moving_rules = [move.rule for move in rules if move.rank_before != move.rank_after]
+    by_rules = f"; moved by the rules: {', '.join(moving_rules)}." if moving_rules else "."
     if served.rank is not None:
         return f"It is shown at place {served.rank}{by_rules}"
     if retrieved.rank is None:

@@ -263,10 +263,10 @@ class Answering:
         lists = {"history": (question.history, query.history), "exclude": (question.exclude, query.exclude)}
         lists["among"] = (question.among, query.among)
         warnings = []
-        for name, (written, item_ids) in lists.items():
-            named = dict(zip(map(int, item_ids or ()), written or (), strict=True))
-            if unknown := self._shop.find_unknown_items(set(named)):
-                listed = ", ".join(repr(named[item_id]) for item_id in named if item_id in unknown)
+        for name, (texts, item_ids) in lists.items():
+            text_by_id = dict(zip(map(int, item_ids or ()), texts or (), strict=True))
+            if unknown := self._shop.find_unknown_items(set(text_by_id)):
+                listed = ", ".join(repr(text_by_id[item_id]) for item_id in text_by_id if item_id in unknown)
                 warnings.append(UNKNOWN_ITEMS.format(name=name, items=listed))
         if question.category is not None and not items and not self._shop.has_category(question.category):
             warnings.append(UNKNOWN_CATEGORY.format(category=question.category))

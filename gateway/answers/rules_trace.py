@@ -87,12 +87,12 @@ def add_rules(config: RulesConfig, items: np.ndarray) -> Iterator[tuple[str, Rul
         yield "pinned", config, items
 
 
-def list_unserved(served: np.ndarray, before: np.ndarray, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def list_unserved(served_columns: np.ndarray, before: np.ndarray, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return the columns, int [N], that are neither served nor blocked, in the order they had before.
 
-    served: int [K] columns, before: int [M] columns, -1 = none in both; items: ITEM_RULES; positions: int64 [M]
+    served_columns: int [K] columns, before: int [M] columns, -1 = none in both; items: ITEM_RULES; positions: int64 [M]
     """
-    unserved = before[(before >= 0) & ~np.isin(before, served)]
+    unserved = before[(before >= 0) & ~np.isin(before, served_columns)]
     return unserved[~items["blocked"][positions[unserved]]]
 
 

@@ -64,13 +64,13 @@ class Recorder:
             except InvalidRequest as error:
                 results[row] = make_failure(error.status, str(error), event_id)
         outcomes = await send_rows(list(events.values()), self._recommender.observe_many)
-        for (row, sent), outcome in zip(events.items(), outcomes, strict=True):
-            results[row] = outcome | {"id": sent.event_id}
+        for (row, sent_event), outcome in zip(events.items(), outcomes, strict=True):
+            results[row] = outcome | {"id": sent_event.event_id}
         accepted = {row: item for row, item in items.items() if "error" not in results[row]}
         unknown = self._shop.find_unknown_items({item_id for item_id, _ in accepted.values()})
-        for row, (item_id, written) in accepted.items():
+        for row, (item_id, shop_id) in accepted.items():
             if item_id in unknown:
-                results[row]["warning"] = UNKNOWN_ITEM.format(item=written)
+                results[row]["warning"] = UNKNOWN_ITEM.format(item=shop_id)
                 self._metrics.unknown_items.inc()
         count_outcomes(self._metrics.events, results)
         return results
@@ -122,9 +122,9 @@ class Recorder:
         accepted: of each change, its result, and the item's id on the wire and as the shop writes it
         """
         without_row = self._shop.find_items_without_row({item_id for _, item_id, _ in accepted})
-        for result, item_id, written in accepted:
+        for result, item_id, shop_id in accepted:
             if item_id in without_row:
-                result["warning"] = NO_ROW.format(generation=self._shop.published.generation, item=written)
+                result["warning"] = NO_ROW.format(generation=self._shop.published.generation, item=shop_id)
 
     def _make_change(self, kind: str, shop_id: str, columns: dict[str, Any]) -> Change:
         """Return the id on the wire and the columns, with the text of a new item's id. Raises InvalidRequest."""
