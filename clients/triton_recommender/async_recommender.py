@@ -179,15 +179,15 @@ class AsyncRecommender(SharedClient):
         self._described_s[model] = time.monotonic()
         return description
 
-    async def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
+    async def _describe_again(self, model: str, description: ModelDescription) -> ModelDescription | None:
         """See Recommender."""
-        if not self.forget_if_outdated(model, used):
+        if not self.forget_if_outdated(model, description):
             return None
         try:
             newer = await self._describe(model)
         except RecommenderError:
             return None
-        return None if newer == used else newer
+        return None if newer == description else newer
 
     async def _ask(
         self,
@@ -205,12 +205,12 @@ class AsyncRecommender(SharedClient):
             answers += decode(await self._infer(call, deadline, model), part, k, signature.exclusions)
         return answers, call.request_id
 
-    async def _infer(self, call: Call, deadline: Deadline, used: ModelDescription) -> dict:
+    async def _infer(self, call: Call, deadline: Deadline, description: ModelDescription) -> dict:
         with client_span(call.model, self.describe_span(call)) as headers:
             try:
                 return await self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
-                self.forget_description(call.model, used)
+                self.forget_description(call.model, description)
                 raise
 
     async def _health(self, transport) -> Health:

@@ -91,8 +91,8 @@ def recommend(
         names = find_catalogue(repo)
         items = None if history is None else split_ids(history)
         columns = parse_pairs(context or [], "--context")
-        named = None if among is None else split_ids(among)
-        query = Query(user_id, items, split_ids(exclude), columns, after, category=category, among=named)
+        among_ids = None if among is None else split_ids(among)
+        query = Query(user_id, items, split_ids(exclude), columns, after, category=category, among=among_ids)
         settings = {"priority": priority, "catalogue": names or (None if strict else Catalogue()), "strict": strict}
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]

@@ -79,22 +79,22 @@ class SharedClient:
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
         self._described_s: dict[str, float] = {}
 
-    def forget_if_outdated(self, model: str, used: ModelDescription) -> bool:
+    def forget_if_outdated(self, model: str, description: ModelDescription) -> bool:
         """Forget the description with which a refused call was encoded, if the server's may have changed since it was read.
 
         Return whether it may have: then the call is worth encoding again. A description that was read less than REREAD_S ago
         counts as current.
         """
-        if self.models.get(model) is not used:  # the server refused it, or another call read a newer one
+        if self.models.get(model) is not description:  # the server refused it, or another call read a newer one
             return True
         if time.monotonic() - self._described_s[model] < REREAD_S:
             return False
-        self.forget_description(model, used)
+        self.forget_description(model, description)
         return True
 
-    def forget_description(self, model: str, used: ModelDescription) -> None:
-        """Forget a model's description, so that the next call reads it again, unless it is newer than `used`."""
-        if self.models.get(model) is used:
+    def forget_description(self, model: str, description: ModelDescription) -> None:
+        """Forget a model's description, so that the next call reads it again, unless it is newer than `description`."""
+        if self.models.get(model) is description:
             self.models.pop(model, None)  # another thread may have removed it meanwhile
 
     def resolve_queries(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:

@@ -222,15 +222,15 @@ class Recommender(SharedClient):
             self.models[model] = known
         return known
 
-    def _describe_again(self, model: str, used: ModelDescription) -> ModelDescription | None:
+    def _describe_again(self, model: str, description: ModelDescription) -> ModelDescription | None:
         """Return the description after a refused call, None where it is the same or cannot be read."""
-        if not self.forget_if_outdated(model, used):
+        if not self.forget_if_outdated(model, description):
             return None
         try:
             newer = self._describe(model)
         except RecommenderError:
             return None  # the refusal says more
-        return None if newer == used else newer
+        return None if newer == description else newer
 
     def _ask(
         self,
@@ -248,12 +248,12 @@ class Recommender(SharedClient):
             answers += decode(self._infer(call, deadline, model), part, k, signature.exclusions)
         return answers, call.request_id
 
-    def _infer(self, call: Call, deadline: Deadline, used: ModelDescription) -> dict:
+    def _infer(self, call: Call, deadline: Deadline, description: ModelDescription) -> dict:
         with client_span(call.model, self.describe_span(call)) as headers:
             try:
                 return self._transport.infer(deadline.limit(call, headers))
             except (InvalidRequest, ModelNotFound):
-                self.forget_description(call.model, used)  # another generation may have other tensors
+                self.forget_description(call.model, description)  # another generation may have other tensors
                 raise
 
     def _health(self, transport) -> Health:

@@ -179,9 +179,9 @@ def encode_context(rows: Sequence[Mapping[str, ContextValue]], columns: Mapping[
     return encode_values(rows, columns, "context ")
 
 
-def check_columns(named: Iterable[str], known: Mapping[str, str]) -> None:
+def check_columns(names: Iterable[str], known: Mapping[str, str]) -> None:
     """Raise InvalidRequest where a caller names a context column that the server does not have."""
-    if unknown := sorted(set(named) - known.keys()):
+    if unknown := sorted(set(names) - known.keys()):
         raise InvalidRequest(
             f"context has no column {unknown[0]!r}; this server knows {', '.join(known) or 'none at all'}. "
             "Correct the name or leave it out."
