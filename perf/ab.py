@@ -108,9 +108,9 @@ def repository(text: str, data: str) -> Iterator[Path]:
         try:
             source = str(Path(data).resolve()) if Path(data).is_dir() else data  # the export runs in another folder
             command = [sys.executable, "-m", "export", "build", "--data", source, "--profile", "cpu", "--repo", str(repo)]
-            done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
-            if done.returncode:
-                raise ExportError(f"Commit {text} does not export {data}: {done.stderr.strip()[-500:]}")
+            process = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+            if process.returncode:
+                raise ExportError(f"Commit {text} does not export {data}: {process.stderr.strip()[-500:]}")
             yield repo
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=PROJECT, check=False)

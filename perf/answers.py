@@ -63,10 +63,10 @@ def compare_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
     """Return "" when each of COMPARED_ROWS requests, AT_ONCE of them due at the same instant, gets its recorded answer."""
     bodies, messages = serialise(recommend, take_first_rows(recorded.inputs)), []
     for first in range(0, len(bodies), AT_ONCE):
-        sent = bodies[first : first + AT_ONCE]
-        outcome = run_load(url, sent, np.zeros(len(sent)))
+        batch = bodies[first : first + AT_ONCE]
+        outcome = run_load(url, batch, np.zeros(len(batch)))
         if not outcome.ok.all():
-            return f"{len(sent)} requests at once: {(~outcome.ok).sum()} were not answered, {dict(outcome.errors)}"
+            return f"{len(batch)} requests at once: {(~outcome.ok).sum()} were not answered, {dict(outcome.errors)}"
         messages += outcome.messages
     difference = compare_messages(recommend, messages, take_first_rows(recorded.outputs))
     return difference and f"{AT_ONCE} requests at once: {difference}"

@@ -139,8 +139,8 @@ def measure(repo: Path, bounds: Mapping[str, Bound], n_requests: int, rounds: in
         by_size = {}
         for size in (1, BATCH):
             n_calls = max(n_requests // size, rounds) + WARM_UP
-            drawn = draw(recorded, n_calls * size, rng)
-            batches = ({name: rows[i * size : (i + 1) * size] for name, rows in drawn.items()} for i in range(n_calls))
+            requests = draw(recorded, n_calls * size, rng)
+            batches = ({name: rows[i * size : (i + 1) * size] for name, rows in requests.items()} for i in range(n_calls))
             by_size[size] = time_models(pipeline, f"ranker_{compression}", sources, batches)
     return make_figures(by_size, bounds, rounds)
 

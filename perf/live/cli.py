@@ -147,9 +147,9 @@ def run_part(
     """
     machine = read_machine()
     figures = measure(lambda text: console.print(text, markup=False, highlight=False))
-    served = f"; a copy of {repo.resolve().name}" if repo else ""
+    copy_text = f"; a copy of {repo.resolve().name}" if repo else ""
     command = " ".join(filter(None, ("python -m perf live", name, options, f"--repo {repo}" if repo else "")))
-    finish(f"live-{name}", title, command, conditions + served, figures, results, machine)
+    finish(f"live-{name}", title, command, conditions + copy_text, figures, results, machine)
 
 
 def new_rng() -> np.random.Generator:

@@ -194,8 +194,8 @@ class UnaryCalls:
             time.sleep(timeout_s)
         elif wait_until_readable(self._socket, timeout_s):
             try:
-                if read := self._socket.recv(READ_BYTES):
-                    self._parse(self._unread + read, time.perf_counter_ns())
+                if data := self._socket.recv(READ_BYTES):
+                    self._parse(self._unread + data, time.perf_counter_ns())
                 else:
                     self._failure = "UNAVAILABLE: the server closed the connection"
             except ConnectionResetError:  # closed with bytes of ours unread

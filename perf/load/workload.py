@@ -71,10 +71,10 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
     rank[np.argsort(-rows_of_user, kind="stable")] = np.arange(1, len(users) + 1)
     weight = 1.0 / rank[user_of_row] ** ZIPF_EXPONENT / rows_of_user[user_of_row]
     rows = rng.choice(len(user_of_row), count, p=weight / weight.sum())
-    drawn = {name: array[rows] for name, array in requests.items()}
+    sample = {name: array[rows] for name, array in requests.items()}
     cold = rng.random(count) < cold_share
-    drawn["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # an existing user only by chance
-    return drawn
+    sample["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # an existing user only by chance
+    return sample
 
 
 def list_sent(spec: ModelSpec, rows: Arrays) -> tuple[TensorSpec, ...]:
@@ -84,9 +84,9 @@ def list_sent(spec: ModelSpec, rows: Arrays) -> tuple[TensorSpec, ...]:
 
 def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
     """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN."""
-    steps, sent = [], list_sent(spec, rows)
+    steps, tensors = [], list_sent(spec, rows)
     for row in range(len(next(iter(rows.values())))):
-        steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in sent})
+        steps.append({t.name: {"content": _make_plain(rows[t.name][row]), "shape": list(t.dims)} for t in tensors})
     path.write_text(json.dumps({"data": steps}))
 
 
@@ -98,10 +98,10 @@ def _make_plain(row: np.ndarray) -> list:
 
 def serialise(spec: ModelSpec, rows: Arrays) -> list[bytes]:
     """Return one ModelInferRequest per row in bytes, so that no work is left for the instant when a request is due."""
-    bodies, sent = [], list_sent(spec, rows)
+    bodies, tensors = [], list_sent(spec, rows)
     for row in range(len(next(iter(rows.values())))):
         request = pb.ModelInferRequest(model_name=spec.name)
-        for tensor in sent:
+        for tensor in tensors:
             request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=[1, *tensor.dims])
             request.raw_input_contents.append(_make_raw(rows[tensor.name][row]))
         bodies.append(request.SerializeToString())
@@ -128,10 +128,10 @@ def compute_stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int,
 
 def ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, version: str, inputs: Arrays) -> Arrays:
     """Return the outputs [R, *dims] of one model for all rows, a few at a time; version "" lets the server choose."""
-    answers, sent = [], list_sent(spec, inputs)
+    answers, specs = [], list_sent(spec, inputs)
     for start in range(0, len(next(iter(inputs.values()))), STAGE_BATCH):
         tensors = []
-        for tensor in sent:
+        for tensor in specs:
             rows = inputs[tensor.name][start : start + STAGE_BATCH]
             tensors.append(grpcclient.InferInput(tensor.name, list(rows.shape), tensor.dtype))
             tensors[-1].set_data_from_numpy(rows)

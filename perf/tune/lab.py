@@ -102,15 +102,15 @@ class Lab:
     def measure(self, candidates: Sequence[Changes], turns: int) -> list[Trial]:
         """Serve the candidates and the current settings, and measure each `turns` times, in changing order."""
         with contextlib.ExitStack() as stack:
-            served = [stack.enter_context(self._serve(changes)) for changes in (CURRENT, *candidates)]
-            metrics: list[list[Metrics]] = [[] for _ in served]
+            servers = [stack.enter_context(self._serve(changes)) for changes in (CURRENT, *candidates)]
+            metrics: list[list[Metrics]] = [[] for _ in servers]
             for turn in range(turns):
-                for place in range(len(served)):
-                    number = (turn + place) % len(served)
-                    with served[number].turns.turn():
-                        metrics[number].append(self.measure_turn(served[number]))
+                for place in range(len(servers)):
+                    number = (turn + place) % len(servers)
+                    with servers[number].turns.turn():
+                        metrics[number].append(self.measure_turn(servers[number]))
             current = tuple(metrics[0])
-            candidates_metrics = zip(served[1:], metrics[1:], strict=True)
+            candidates_metrics = zip(servers[1:], metrics[1:], strict=True)
             return [Trial(each.changes, tuple(measured), current, each.answers) for each, measured in candidates_metrics]
 
     def measure_turn(self, served: Served) -> Metrics:

@@ -71,9 +71,9 @@ def draw_candidates(space: Space, count: int, rng: np.random.Generator) -> list[
         if len(chosen) == count or len(space) < 2:
             break
         keys = rng.permutation(list(space))[: int(rng.integers(2, COMBINED + 1))]
-        drawn = {str(key): space[key][int(rng.integers(len(space[key])))] for key in sorted(keys)}
-        if drawn not in chosen:
-            chosen.append(drawn)
+        candidate = {str(key): space[key][int(rng.integers(len(space[key])))] for key in sorted(keys)}
+        if candidate not in chosen:
+            chosen.append(candidate)
     return chosen
 
 
