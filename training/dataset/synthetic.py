@@ -103,7 +103,7 @@ def generate(spec: SyntheticSpec) -> Dataset:
 
 def _describe(spec: SyntheticSpec) -> Description:
     keys = ",".join(f"{field.name}={getattr(spec, field.name)}" for field in fields(spec))
-    name = next((name for name, named in NAMED.items() if named == spec), keys)
+    name = next((name for name, named_spec in NAMED.items() if named_spec == spec), keys)
     path = "generated"
     return Description(
         name=f"synthetic:{name}",
@@ -181,13 +181,13 @@ def _choose(
         chunk = slice(start, start + CHUNK_EVENTS)
         shape = (len(user[chunk]), N_DRAWN)
         department = np.searchsorted(department_ends, user[chunk, None] + rng.random(shape)) - user[chunk, None] * n_departments
-        drawn = np.searchsorted(item_ends, np.clip(department, 0, n_departments - 1) + rng.random(shape))
-        drawn = np.minimum(drawn, len(latent.item) - 1)
-        utility = 0.5 * np.einsum("ef,enf->en", latent.user[user[chunk]], latent.item[drawn])
-        utility -= 6 * (time[chunk, None] - latent.peak[drawn]) ** 2
+        drawn_items = np.searchsorted(item_ends, np.clip(department, 0, n_departments - 1) + rng.random(shape))
+        drawn_items = np.minimum(drawn_items, len(latent.item) - 1)
+        utility = 0.5 * np.einsum("ef,enf->en", latent.user[user[chunk]], latent.item[drawn_items])
+        utility -= 6 * (time[chunk, None] - latent.peak[drawn_items]) ** 2
         if context:
-            utility += store_preference[np.asarray(context["store"][chunk], np.int64)[:, None], latent.department[drawn]]
-        item[chunk] = drawn[np.arange(len(drawn)), np.argmax(utility + rng.gumbel(size=shape), axis=1)]
+            utility += store_preference[np.asarray(context["store"][chunk], np.int64)[:, None], latent.department[drawn_items]]
+        item[chunk] = drawn_items[np.arange(len(drawn_items)), np.argmax(utility + rng.gumbel(size=shape), axis=1)]
     return _with_companions(item, user, len(latent.item), rng)
 
 

@@ -136,17 +136,17 @@ def add_unlabelled(
     log: pd.DataFrame,
     features: Features,
     statistics: ItemStatistics,
-    served: Retrieve,
+    served_retriever: Retrieve,
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> Lessons:
     """Add unlabelled requests from candidates of the served retriever, where the ranker is distilled from them.
 
-    statistics, served: fitted on the whole log
+    statistics, served_retriever: fitted on the whole log
     """
     if settings.compression == "none":
         return lessons
-    unlabelled = make_unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
+    unlabelled = make_unlabelled_requests(features, log, statistics, served_retriever, settings.most_requests, rng)
     return replace(lessons, unlabelled=(unlabelled,))
 
 

@@ -135,9 +135,9 @@ def choose_sources(
             NotTried(*(reason or few for reason in vars(not_tried).values())),
         )
     earlier_rows = earlier["row"].to_numpy(copy=True)
-    tried = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
+    tried_retriever = fit_training_retriever(dataset, features, settings, say, earlier, EARLIER)
     del earlier
-    choices = choose_weights(tried, kinds, say, not_tried)
+    choices = choose_weights(tried_retriever, kinds, say, not_tried)
     weights = {name: choice.chosen for name, choice in vars(choices).items()}
     chosen = replace(
         settings,
@@ -147,7 +147,7 @@ def choose_sources(
         graph_weight=weights["graph"],
         repeat_weight=weights["repeats"],
     )
-    weighed = replace(tried, retriever=tried.retriever.weigh(**weights))
+    weighed = replace(tried_retriever, retriever=tried_retriever.retriever.weigh(**weights))
     return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier_rows, weighed)
 
 

@@ -237,9 +237,9 @@ def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:
 def compute_root_mean_square(positives: sp.csr_matrix, neighbours: Neighbours, rng: np.random.Generator) -> float:
     """Return the root mean square of the item-item scores of users (MOST_SCORED, drawn at random) for all items."""
     n_users, n_items = positives.shape
-    drawn = positives[rng.choice(n_users, min(MOST_SCORED, n_users), replace=False)]
-    scores = drawn @ make_neighbour_matrix(neighbours)
-    return float(np.sqrt(np.square(scores.data).sum() / (drawn.shape[0] * n_items)))
+    sample = positives[rng.choice(n_users, min(MOST_SCORED, n_users), replace=False)]
+    scores = sample @ make_neighbour_matrix(neighbours)
+    return float(np.sqrt(np.square(scores.data).sum() / (sample.shape[0] * n_items)))
 
 
 def factorise(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

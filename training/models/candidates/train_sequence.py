@@ -190,7 +190,7 @@ def hold_out(users: np.ndarray, share: float) -> np.ndarray:
 
 
 def make_held_out_loss(
-    model: SequenceModel, windows: Windows, negatives: Negatives, drawn: torch.Tensor, settings: SequenceSettings
+    model: SequenceModel, windows: Windows, negatives: Negatives, drawn_items: torch.Tensor, settings: SequenceSettings
 ) -> Callable[[], float] | None:
     """Return the function that computes the mean loss of windows against the same negatives each time; None for no windows."""
     rows = np.argsort(windows.lengths)[-settings.most_held_out :]
@@ -199,7 +199,7 @@ def make_held_out_loss(
 
     def measure_loss() -> float:
         model.eval()
-        losses = [compute_loss(model, batch, drawn, negatives.log_drawn).item() for batch in batches]
+        losses = [compute_loss(model, batch, drawn_items, negatives.log_drawn).item() for batch in batches]
         return float(np.average(losses, weights=[batch.learned.sum() for batch in batches]))
 
     return measure_loss if batches else None

@@ -174,12 +174,12 @@ def make_held_out_batches(examples: Examples, targets: np.ndarray, rows: np.ndar
 
 
 def make_held_out_loss(
-    model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor
+    model: TwoTower, batches: list[Batch], negatives: Negatives, drawn_items: Tensor
 ) -> Callable[[], float] | None:
     """Return the function that computes the mean loss of batches against the same negatives each time; None for no batches."""
 
     def measure_loss() -> float:
-        losses = [compute_sampled_loss(model, batch, drawn, negatives.log_drawn).item() for batch in batches]
+        losses = [compute_sampled_loss(model, batch, drawn_items, negatives.log_drawn).item() for batch in batches]
         return float(np.average(losses, weights=[len(batch.targets) for batch in batches]))
 
     return measure_loss if batches else None

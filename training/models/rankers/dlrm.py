@@ -143,10 +143,10 @@ class Network(nn.Module):
 
     def collect_layers(self) -> dict[str, np.ndarray]:
         """Return weights float32 [in, out] and biases [out] of a folded network, in HugeCTR's order."""
-        named = [(f"bottom{i}", layer) for i, layer in enumerate(self.bottom)]
-        named += [(f"top{i}", layer) for i, layer in enumerate(self.top)]
+        named_layers = [(f"bottom{i}", layer) for i, layer in enumerate(self.bottom)]
+        named_layers += [(f"top{i}", layer) for i, layer in enumerate(self.top)]
         arrays: dict[str, np.ndarray] = {}
-        for name, layer in named:
+        for name, layer in named_layers:
             arrays[f"{name}.weight"] = np.ascontiguousarray(layer.weight.detach().numpy().T)
             arrays[f"{name}.bias"] = layer.bias.detach().numpy().copy()
         return arrays

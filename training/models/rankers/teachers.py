@@ -89,11 +89,11 @@ def choose_teachers(
     for name in names:
         trained[name] = train_teacher(name, dlrm, teaching, validation, settings, seed, report)
     shares = {name: teacher.give_shares(validation) for name, teacher in trained.items()}
-    tried = [("dlrm", *others) for count in range(len(names) + 1) for others in itertools.combinations(names, count)]
-    gains = {"+".join(members): add_gains(average_shares([shares[name] for name in members]), validation) for members in tried}
+    teams = [("dlrm", *others) for count in range(len(names) + 1) for others in itertools.combinations(names, count)]
+    gains = {"+".join(members): add_gains(average_shares([shares[name] for name in members]), validation) for members in teams}
     quality = {names: float(values.mean()) if len(values) else 0.0 for names, values in gains.items()}
     user_ids = [validation.user_ids[validation.taken.any(axis=1)]]
-    better = [members for members in tried if is_gain([gains["+".join(members)]], [gains["dlrm"]], user_ids, LEAST_GAIN)]
+    better = [members for members in teams if is_gain([gains["+".join(members)]], [gains["dlrm"]], user_ids, LEAST_GAIN)]
     best = max(better, key=lambda members: quality["+".join(members)], default=("dlrm",))
     summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
     report(f"teachers: NDCG@10 + Recall@20 of {summary}; {'+'.join(best)} teaches")

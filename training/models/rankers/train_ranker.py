@@ -150,8 +150,8 @@ def fit(
             losses.append(loss.item())
         quality = measure(predict(model, validation), validation.taken)
         summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
-        done = f"epoch {epoch} of {settings.epochs}, {left.describe(epoch)}"
-        report(f"ranker: {done}, loss {np.mean(losses):.3f}, validation {summary}")
+        progress = f"epoch {epoch} of {settings.epochs}, {left.describe(epoch)}"
+        report(f"ranker: {progress}, loss {np.mean(losses):.3f}, validation {summary}")
         if best_weights is None or sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}

@@ -55,8 +55,8 @@ def choose_ranker(smaller: Ranker, before: Ranker, lesson: Lesson, report: Repor
            f"{count_macs(teacher.model.shape):,}, {kept:.1%} ± {margin:.1%} of the quality on validation requests")  # fmt: skip
     if kept >= min(LEAST_MEASURED, least_kept) and kept + margin >= least_kept:
         return smaller
-    served = "the DLRM itself" if before is teacher else f"the {before.compression} one"
-    report(f"{smaller.compression} ranker: that is too little, {served} is served")
+    served_name = "the DLRM itself" if before is teacher else f"the {before.compression} one"
+    report(f"{smaller.compression} ranker: that is too little, {served_name} is served")
     return before
 
 

@@ -63,11 +63,11 @@ def keep_units(model: DLRM, importance: Importance, share: float) -> DLRM:
         table.load_state_dict(wider_table.state_dict())
     sides = ((pruned.network.bottom, model.network.bottom), (pruned.network.top, model.network.top))
     for (layers, wider), units in zip(sides, kept_units, strict=True):
-        read = torch.arange(layers[0].in_features)
-        for layer, wide, written in zip(layers, wider, (*units, torch.arange(layers[-1].out_features)), strict=True):
-            layer.weight.copy_(wide.weight[written][:, read])
-            layer.bias.copy_(wide.bias[written])
-            read = written
+        read_units = torch.arange(layers[0].in_features)
+        for layer, wide, written_units in zip(layers, wider, (*units, torch.arange(layers[-1].out_features)), strict=True):
+            layer.weight.copy_(wide.weight[written_units][:, read_units])
+            layer.bias.copy_(wide.bias[written_units])
+            read_units = written_units
     return pruned
 
 
