@@ -183,9 +183,9 @@ def try_sources(
         sequence = choose_sequence_settings(settings, n_positives) if may_serve_sequences else None
         why_no_sequence = "this profile serves none" if not may_serve_sequences else explain_no_sequence(settings, n_positives)
         not_tried = NotTried(why_no_sequence, explain_no_graph(settings, n_positives))
-        tried = choose_retrieval_settings(settings.pipeline, sequence, None if not_tried.graph else GraphSettings())
-        tried = replace(tried, start_from=start_from)
-        sources = ChosenSources(*choose_sources(dataset, features, tried, progress.note_detail, not_tried))
+        tried_settings = choose_retrieval_settings(settings.pipeline, sequence, None if not_tried.graph else GraphSettings())
+        tried_settings = replace(tried_settings, start_from=start_from)
+        sources = ChosenSources(*choose_sources(dataset, features, tried_settings, progress.note_detail, not_tried))
         phase.result = describe_sources(sources.choices)
     return sources
 
@@ -218,7 +218,7 @@ def make_lessons(
 def fit_ranking(
     dataset: Dataset,
     features: Features,
-    served: Retrieve,
+    served_retriever: Retrieve,
     lessons: Lessons,
     settings: Settings,
     rng: np.random.Generator,
@@ -228,13 +228,13 @@ def fit_ranking(
 ) -> Ranking:
     """Train the ranker and the re-ranker.
 
-    served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
+    served_retriever: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
     trainer: of `choose_trainer`; start: sets the weights that ranker and student start from; None: they start from scratch
     """
     log, pipeline, choices = dataset.interactions, settings.pipeline, choose_ranking_settings(settings)
     with progress.phase("ranker") as phase:
         statistics = fit_item_statistics(features, log, choices.statistics)
-        lessons = add_unlabelled(lessons, log, features, statistics, served, choices, rng)
+        lessons = add_unlabelled(lessons, log, features, statistics, served_retriever, choices, rng)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.note_detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:

@@ -135,10 +135,10 @@ def score_by_retrieval(pipeline: Pipeline, tensors: dict[str, np.ndarray], probl
 def move_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return scores, float32 [B, n_items], with the items of `first` [B, K], best first, before all others in their order."""
     n_rows, n_items = order.shape
-    moved = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
+    new_order = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
     top = order.max() + np.arange(first.shape[1], 0, -1, dtype=np.float32)
-    moved[np.arange(n_rows)[:, None], first] = top
-    return moved[:, :n_items]
+    new_order[np.arange(n_rows)[:, None], first] = top
+    return new_order[:, :n_items]
 
 
 def ask_server(url: str, problem: Problem, users_per_call: int) -> np.ndarray:

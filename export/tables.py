@@ -124,17 +124,17 @@ def check_tables(folder: Path) -> list[Finding]:
     findings = [replace(finding, where=f"{PS_FILE} {finding.where}") for finding in check_ps_json(folder / PS_FILE)]
     if count_errors(findings):
         return findings
-    written = read_config(folder / CONFIG_FILE)
-    arrays = {table.name: open_array(folder, table.name, "r") for table in written.tables}
-    stated_levels = read_stated_levels(folder / PS_FILE, arrays, written.arena)
-    plain = tuple(replace(table, default=stated_levels.tables[0].default) for table in written.tables)
-    if replace(written, tables=plain, source=".", rocksdb=None) != replace(stated_levels, rocksdb=None):
+    written_levels = read_config(folder / CONFIG_FILE)
+    arrays = {table.name: open_array(folder, table.name, "r") for table in written_levels.tables}
+    stated_levels = read_stated_levels(folder / PS_FILE, arrays, written_levels.arena)
+    plain = tuple(replace(table, default=stated_levels.tables[0].default) for table in written_levels.tables)
+    if replace(written_levels, tables=plain, source=".", rocksdb=None) != replace(stated_levels, rocksdb=None):
         fact = f"differs from {PS_FILE}"
         remedy = "Expected the same tables and levels. Export the repository again."
         findings.append(Finding("error", CONFIG_FILE, fact, remedy))
-    if written.rocksdb and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
-        contents = "updates" if written.updates else "rows"
-        fact = f"keeps {contents} in {written.rocksdb.path}, which may not outlive a reboot or a clean-up of old files"
+    if written_levels.rocksdb and Path(tempfile.gettempdir()) in Path(written_levels.rocksdb.path).parents:
+        contents = "updates" if written_levels.updates else "rows"
+        fact = f"keeps {contents} in {written_levels.rocksdb.path}, which may not outlive a reboot or a clean-up of old files"
         findings.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state, and export again."))
     return findings
 

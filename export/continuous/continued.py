@@ -156,10 +156,10 @@ def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[l
     logged = [batch.take(find_log_rows(batch.headers)) for batch in batches]
     logged_ids = np.concatenate([np.empty(0, np.int64), *(batch.headers["item_id"] for batch in logged)])
     left_out = logged_ids[~np.isin(logged_ids, item_ids)]
-    named = [batch.take(np.flatnonzero(np.isin(batch.headers["item_id"], item_ids))) for batch in logged]
+    named_batches = [batch.take(np.flatnonzero(np.isin(batch.headers["item_id"], item_ids))) for batch in logged]
     if not len(left_out):
-        return named, []
-    return named, [
+        return named_batches, []
+    return named_batches, [
         f"live events left out: {len(left_out):,}, of items: {len(np.unique(left_out)):,}. Their ids are in neither the data "
         "set nor an upsert. If they are not mistyped, add the items by PUT /v1/items/{id}"
     ]

@@ -188,9 +188,9 @@ def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
 
     That is another shop's data set, no live events, no user to meet a new generation, or a folder that cannot be written.
     """
-    if (served := read_manifest(repo, serving)["dataset"]["name"]) != shop:
+    if (data_set := read_manifest(repo, serving)["dataset"]["name"]) != shop:
         raise ConfigError(
-            f"Generation {serving} of {repo} learned from the data set {served!r}, and --data names {shop!r}. Expected the "
+            f"Generation {serving} of {repo} learned from the data set {data_set!r}, and --data names {shop!r}. Expected the "
             "same one, as the live events are of its users: correct --data, or --repo."
         )
     if share < 1 and not find_running_servers(RUN_DIR, repo):

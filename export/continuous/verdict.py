@@ -126,8 +126,8 @@ def resample_mean(values: np.ndarray, user_ids: np.ndarray, rng: np.random.Gener
     """
     users = np.unique(user_ids, return_inverse=True)[1]
     sums, counts = np.bincount(users, values), np.bincount(users)
-    drawn = rng.integers(0, len(counts), (RESAMPLES, len(counts)))
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    questions = rng.integers(0, len(counts), (RESAMPLES, len(counts)))
+    means = sums[questions].sum(axis=1) / counts[questions].sum(axis=1)
     low, high = np.percentile(means, (2.5, 97.5)).tolist()
     return low, high
 

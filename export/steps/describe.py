@@ -18,13 +18,13 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 def describe_sources(choices: Choices) -> str:
     """Return the candidate sources for one line of output."""
     optional = {"sequence model": choices.sequence, "graph": choices.graph}
-    served = [
+    sources = [
         f"{name} with weight {choice.chosen:g}"
         for name, choice in (optional | {"repeats": choices.repeats}).items()
         if choice.chosen
     ]
     not_tried = [f"{name} not tried: {choice.not_tried}" for name, choice in optional.items() if choice.not_tried]
-    return "; ".join([", ".join(["item-item", "two towers", *served]), *not_tried])
+    return "; ".join([", ".join(["item-item", "two towers", *sources]), *not_tried])
 
 
 def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
@@ -40,8 +40,8 @@ def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
     teachers = f"; more teachers not tried: {ranker.no_teachers}" if ranker.no_teachers else ""
     if ranker.compression == choices.compression:
         return f"{text}, {ranker.compression}{teachers}"
-    served = "the distilled network" if ranker.compression == "distilled" else "the DLRM itself"
-    return f"{text}; made smaller ({choices.compression}), it keeps too little, so {served} is served{teachers}"
+    served_name = "the distilled network" if ranker.compression == "distilled" else "the DLRM itself"
+    return f"{text}; made smaller ({choices.compression}), it keeps too little, so {served_name} is served{teachers}"
 
 
 def describe_export(dataset: Dataset, settings: Settings, reports: dict[str, Any]) -> dict[str, Any]:

@@ -57,12 +57,12 @@ def answer(pipeline: Pipeline, inputs: Arrays, batch: int) -> Arrays:
 
 def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
     """Raise ExportError unless every list has distinct items of the catalogue, int64 [n_items], with finite scores."""
-    ids, served = outputs["item_ids"], outputs["item_ids"] != PAD_ID
-    if not np.isin(ids[served], item_ids).all():
+    ids, is_served = outputs["item_ids"], outputs["item_ids"] != PAD_ID
+    if not np.isin(ids[is_served], item_ids).all():
         raise ExportError("An answer names an item that is not in the catalogue. Report this as a bug.")
-    if not np.isfinite(outputs["scores"][served]).all():
+    if not np.isfinite(outputs["scores"][is_served]).all():
         raise ExportError("An answer has a score that is not finite: training diverged. Check continuous columns for extremes.")
-    ordered = np.sort(np.where(served, ids, -np.arange(1, ids.shape[1] + 1)), axis=1)
+    ordered = np.sort(np.where(is_served, ids, -np.arange(1, ids.shape[1] + 1)), axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise ExportError("An answer names an item twice. Report this as a bug.")
 

@@ -57,10 +57,10 @@ def _refuse_other_columns(
     folder: Path, name: str, network: ForeignDlrm, trained: Inputs, exported: Inputs, lists: frozenset[str]
 ) -> None:
     path = folder / f"{name}_inputs.json"
-    named, expected = (len(trained.numbers), len(trained.slots)), (network.bottom[0][0], network.slots)
-    if named != expected:
+    counts, expected = (len(trained.numbers), len(trained.slots)), (network.bottom[0][0], network.slots)
+    if counts != expected:
         raise ConfigError(
-            f"{path} names {named[0]} numbers and {named[1]} slots, the network has {expected[0]} and {expected[1]}. "
+            f"{path} names {counts[0]} numbers and {counts[1]} slots, the network has {expected[0]} and {expected[1]}. "
             "Expected equal. Correct the file."
         )
     sizes = {slot.name: slot.rows for slot in exported.slots}

@@ -33,8 +33,8 @@ def describe_disagreement(precision: str, actual: Arrays, expected: Arrays) -> s
         differs, change = find_beyond(actual, expected, HALF), np.abs(actual["scores"] - expected["scores"]).max(initial=0.0)
         fact = f"{differs.sum()} of {len(differs)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
         return fact if differs.any() else ""
-    moved = measure_moved_share(actual, expected, HALF)
-    return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
+    share = measure_moved_share(actual, expected, HALF)
+    return f"{share:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if share > 2 * MOST_MOVED else ""
 
 
 def find_beyond(actual: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
@@ -69,8 +69,8 @@ def measure_moved_share(actual: Arrays, expected: Arrays, tolerance: float) -> f
     """
     ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (actual, expected))
     weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]
-    moved = [_measure_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
-    return float(np.mean(moved * find_beyond(actual, expected, tolerance)))
+    shares = [_measure_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
+    return float(np.mean(shares * find_beyond(actual, expected, tolerance)))
 
 
 def _measure_moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:

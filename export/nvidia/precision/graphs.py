@@ -32,8 +32,8 @@ def find_float_tensors(model: onnx.ModelProto) -> set[str]:
     """Return the names of all fp32 tensors: inputs, weights, outputs and everything between."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     values = (*graph.input, *graph.output, *graph.value_info)
-    named = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
-    return named | {weight.name for weight in graph.initializer if weight.data_type == TensorProto.FLOAT}
+    names = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return names | {weight.name for weight in graph.initializer if weight.data_type == TensorProto.FLOAT}
 
 
 def count_weight_bytes(model: onnx.ModelProto) -> int:
@@ -48,9 +48,9 @@ def count_multiply_adds(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> 
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     products = [node for node in model.graph.node if node.op_type in PRODUCTS]
-    made = {name for node in model.graph.node for name in node.output} - {output.name for output in model.graph.output}
-    read = {name for node in products for name in (node.input[0], node.output[0])} & made
-    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(read))
+    made_names = {name for node in model.graph.node for name in node.output} - {output.name for output in model.graph.output}
+    read_names = {name for node in products for name in (node.input[0], node.output[0])} & made_names
+    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(read_names))
     session = ort.InferenceSession(watched.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     shapes = {name: values.shape for name, values in (feed | dict(zip(names, session.run(names, feed), strict=True))).items()}

@@ -86,8 +86,8 @@ class _Halving:
         return wanted_name
 
     def make_model(self) -> onnx.ModelProto:
-        read = {name for node in self.nodes for name in node.input}
-        weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read]
+        read_names = {name for node in self.nodes for name in node.input}
+        weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read_names]
         source = self.source.graph
         graph = helper.make_graph(self.nodes, source.name, source.input, source.output, weights)
         model = helper.make_model(graph, opset_imports=self.source.opset_import, ir_version=self.source.ir_version)

@@ -70,10 +70,10 @@ def _read_attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
     return value.value
 
 
-def find_builder(served: int | None) -> PythonBuilder | TrtexecBuilder:
+def find_builder(version: int | None) -> PythonBuilder | TrtexecBuilder:
     """Return TensorRT's Python module where it is installed, else trtexec. Raises NoEngine.
 
-    served: tritonserver's version, as `find_served_version` returns it; builders of other versions are passed over.
+    version: tritonserver's version, as `find_served_version` returns it; builders of other versions are passed over.
     """
     others = []
     try:
@@ -82,16 +82,16 @@ def find_builder(served: int | None) -> PythonBuilder | TrtexecBuilder:
         reason = str(error)
     else:
         number = encode_version(tensorrt.__version__)
-        if served in (None, number):
+        if version in (None, number):
             return PythonBuilder(tensorrt)
         others.append(f"the Python module is {number}")
     for path in filter(None, map(shutil.which, TRTEXEC)):
         builder = TrtexecBuilder(path)
-        if served in (None, builder.number):
+        if version in (None, builder.number):
             return builder
         others.append(f"{path} is {builder.number}")
     if others:
-        raise NoEngine(f"tritonserver loads TensorRT {served} and no engine of another version, but {', '.join(others)}")
+        raise NoEngine(f"tritonserver loads TensorRT {version} and no engine of another version, but {', '.join(others)}")
     raise NoEngine(f"there is neither TensorRT's Python module ({reason}) nor trtexec")
 
 
@@ -101,9 +101,9 @@ def find_served_version(backends: Path) -> int | None:
     None where there is no backend, or its TensorRT does not load.
     """
     backend = backends / "tensorrt" / "libtriton_tensorrt.so"
-    named = re.search(rb"libnvinfer\.so\.\d+", backend.read_bytes()) if backend.is_file() else None
+    match = re.search(rb"libnvinfer\.so\.\d+", backend.read_bytes()) if backend.is_file() else None
     try:
-        return int(ctypes.CDLL(named.group().decode()).getInferLibVersion()) if named else None
+        return int(ctypes.CDLL(match.group().decode()).getInferLibVersion()) if match else None
     except OSError:
         return None
 

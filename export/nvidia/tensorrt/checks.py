@@ -59,8 +59,8 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
     configs = {name: read_config(model / "configs" / f"{name}.pbtxt") for name in MODEL_FILES}
     config, placed = configs[build_engines.TENSORRT], read_config(model / build_engines.CONFIG)
     for name, expected in MODEL_FILES.items():
-        if (named := configs[name].default_model_filename) != expected:
-            fact = f"default_model_filename is {named!r}, expected {expected!r}: Triton would open another file"
+        if (file_name := configs[name].default_model_filename) != expected:
+            fact = f"default_model_filename is {file_name!r}, expected {expected!r}: Triton would open another file"
             yield Finding("error", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
     for name in (build_engines.ONNXRUNTIME, build_engines.PYTHON):
         if any(group.kind == pb.ModelInstanceGroup.KIND_GPU or group.gpus for group in configs[name].instance_group):
@@ -164,8 +164,8 @@ def find_tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterat
 
 def find_profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
     """Yield named profiles that do not exist or do not fit the config's dims, and a largest batch that no profile accepts."""
-    named = {index for group in config.instance_group for index in group.profile}
-    if unknown := sorted(named - {str(index) for index in range(len(profiles))}):
+    named_profiles = {index for group in config.instance_group for index in group.profile}
+    if unknown := sorted(named_profiles - {str(index) for index in range(len(profiles))}):
         yield f"instance_group names the profiles {unknown}, engine.json has {len(profiles)}"
     largest = max((min(span[2][0] for span in profile.values()) for profile in profiles), default=0)
     if config.max_batch_size > largest:
