@@ -115,16 +115,16 @@ def find_model_faults(document: dict[str, Any], model: type) -> Iterator[str]:
     yield from (f"{path} is an unknown field" for path in list_lost_fields(document, read))  # the models ignore unknown fields
 
 
-def list_lost_fields(document: Any, read: Any, path: str = "") -> Iterator[str]:
+def list_lost_fields(document: Any, read_document: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of given fields that the model did not read."""
-    if isinstance(document, dict) and isinstance(read, dict):
+    if isinstance(document, dict) and isinstance(read_document, dict):
         for key, value in document.items():
-            if key not in read and value is not None:
+            if key not in read_document and value is not None:
                 yield f"{path}{key}"
             else:
-                yield from list_lost_fields(value, read.get(key), f"{path}{key}.")
-    elif isinstance(document, list) and isinstance(read, list):
-        for place, (one, other) in enumerate(zip(document, read, strict=True)):
+                yield from list_lost_fields(value, read_document.get(key), f"{path}{key}.")
+    elif isinstance(document, list) and isinstance(read_document, list):
+        for place, (one, other) in enumerate(zip(document, read_document, strict=True)):
             yield from list_lost_fields(one, other, f"{path}{place}.")
 
 
