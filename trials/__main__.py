@@ -187,7 +187,7 @@ def off_policy(
         raise TrialError("What to judge is not clear; expected --generation or --answers, one of them.")
     exposures = read_judged_answers(folder, judged, from_ms)
     paired = pair_answers(exposures, read_events(folder, from_ms), judged, reward, places)
-    shown = paired.estimate_shown()
+    shown_estimate = paired.estimate_shown()
     estimates: dict[str, tuple[Estimate, Estimate]] = {}
     refusals: dict[str, str] = {}
     for kind in get_args(SlateKind):
@@ -201,10 +201,10 @@ def off_policy(
     if as_json:
         records = {name: asdict(estimate) | {"support": support.value} for name, (estimate, support) in estimates.items()}
         counts = {"judged": len(judged), "places": paired.places, "failed": failed, "fallbacks": paired.fallbacks}
-        typer.echo(json.dumps({"shown": asdict(shown), "estimates": records, "refused": refusals} | counts))
+        typer.echo(json.dumps({"shown": asdict(shown_estimate), "estimates": records, "refused": refusals} | counts))
         return
     table = Table(f"{reward} an answer, top {paired.places}", "value", "interval", "effective users", "support")
-    for name, (estimate, support) in {"as shown": (shown, None), **estimates}.items():
+    for name, (estimate, support) in {"as shown": (shown_estimate, None), **estimates}.items():
         interval = f"{estimate.low:.4g} … {estimate.high:.4g}"
         share = f"{support.value:.1%}" if support else ""
         table.add_row(name, f"{estimate.value:.4g}", interval, f"{estimate.effective_samples:,.0f}", share)

@@ -94,8 +94,8 @@ def join_feedback(
     clicks, conversions, values = np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape, bool), np.zeros(item_ids.shape)
     request_ids, headers = collect_reactions(log, set(exposures["request_id"].cast(pa.binary()).to_pylist()))
     rows = find_answers(exposures, arms, request_ids)
-    known = rows >= 0  # a shadow's answer has none
-    rows, headers = rows[known], headers[known]
+    is_known = rows >= 0  # a shadow's answer has none
+    rows, headers = rows[is_known], headers[is_known]
     reacts = item_ids[rows] == headers["item_id"][:, None]
     in_time = headers["received_ms"] <= exposures["time_ms"].to_numpy()[rows] + 1_000 * attribution_s
     counts = reacts.any(axis=1) & in_time
@@ -146,10 +146,10 @@ def collect_reactions(log: Iterable[tuple[np.ndarray, EventBatch]], answers: set
 
 def find_answers(exposures: pa.Table, arms: np.ndarray, request_ids: list[bytes]) -> np.ndarray:
     """Return the row of the shown answer of each request id, the last one of several, int64 [ids]; -1 for none."""
-    shown = np.flatnonzero(arms != SHADOW_ARM)[::-1]
-    known_ids = exposures["request_id"].take(shown).cast(pa.binary()).combine_chunks()
+    shown_rows = np.flatnonzero(arms != SHADOW_ARM)[::-1]
+    known_ids = exposures["request_id"].take(shown_rows).cast(pa.binary()).combine_chunks()
     positions = pc.fill_null(pc.index_in(pa.array(request_ids, pa.binary()), known_ids), -1).to_numpy()
-    return np.append(shown, -1)[positions]
+    return np.append(shown_rows, -1)[positions]
 
 
 def number_users(user_ids: pa.ChunkedArray) -> np.ndarray:

@@ -178,10 +178,10 @@ def find_first_answers(user_ids: pa.ChunkedArray) -> np.ndarray:
 
 def describe_narrowness(champions: pa.ChunkedArray, challengers: pa.ChunkedArray, users: int) -> str:
     """Return a sentence with both numbers of distinct items; "" if the challenger shows enough, or too few users saw them."""
-    shown = [pc.count_distinct(items).as_py() for items in (champions, challengers)]
-    if users < LEAST_USERS or shown[1] >= LEAST_COVERAGE * shown[0]:
+    item_counts = [pc.count_distinct(items).as_py() for items in (champions, challengers)]
+    if users < LEAST_USERS or item_counts[1] >= LEAST_COVERAGE * item_counts[0]:
         return ""
-    return f"it shows {shown[1]} items to {users} users, and the champion {shown[0]} to as many"
+    return f"it shows {item_counts[1]} items to {users} users, and the champion {item_counts[0]} to as many"
 
 
 def find_loss(feedback: Feedback, tried_arm: str, mode: Mode, alpha: float) -> str:

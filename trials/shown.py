@@ -40,11 +40,11 @@ def read_shown(
         answer_filter &= (pc.field("generation") == generation) & (pc.field("arm") != INTERLEAVED_ARM)
     has_answers = False
     for answers in read_parts(folder, answer_filter, since_ms):
-        shown = answers if share is None else take_share(answers, share)
-        if len(shown):
+        part = answers if share is None else take_share(answers, share)
+        if len(part):
             has_answers = True
-            from_ms, until_ms = pc.min_max(shown["time_ms"]).as_py().values()
-            yield shown, join_feedback(shown, read_events(folder, from_ms, until_ms + int(1_000 * ATTRIBUTION_S)))
+            from_ms, until_ms = pc.min_max(part["time_ms"]).as_py().values()
+            yield part, join_feedback(part, read_events(folder, from_ms, until_ms + int(1_000 * ATTRIBUTION_S)))
     if not has_answers:
         raise TrialError(explain_nothing(folder, experiment, since_ms, generation))
 
@@ -86,13 +86,13 @@ def explain_nothing(folder: Path, experiment: str, since_ms: int, generation: in
             table = table.filter(pc.field("time_ms") >= since_ms)
             names, count = names.union(table["experiment"].unique().to_pylist()), count + len(table)
             answers = table.filter(pc.field("experiment") == experiment) if experiment else table
-            shown = answers.filter(pc.field("arm") != SHADOW_ARM)
-            generations |= set(shown.filter(pc.field("arm") != INTERLEAVED_ARM)["generation"].unique().to_pylist())
-            interleaved |= len(shown.filter(pc.field("arm") == INTERLEAVED_ARM)) > 0
+            shown_answers = answers.filter(pc.field("arm") != SHADOW_ARM)
+            generations |= set(shown_answers.filter(pc.field("arm") != INTERLEAVED_ARM)["generation"].unique().to_pylist())
+            interleaved |= len(shown_answers.filter(pc.field("arm") == INTERLEAVED_ARM)) > 0
     if generation is not None and generations:
-        known = ", ".join(map(str, sorted(generations)))
+        known_text = ", ".join(map(str, sorted(generations)))
         others = " Interleaved answers are of two generations, and do not count." if interleaved else ""
-        return f"None of these answers is of generation {generation}; expected one of {known}, which have some.{others}"
+        return f"None of these answers is of generation {generation}; expected one of {known_text}, which have some.{others}"
     if generation is not None and interleaved:
         return "All of these answers are interleaved, and so of two generations. Leave --generation out."
     since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC" if since_ms else ""

@@ -207,9 +207,9 @@ def pair_answers(
     shown_ids = pad_rows(shown["item_ids"], width, PAD_ID, np.int64)
     propensities = pad_rows(shown["propensities"], width, np.nan, np.float64)
     propensities[np.arange(width) >= pc.list_value_length(shown["item_ids"]).to_numpy()[:, None]] = 1.0
-    known = propensities > 0
+    is_known = propensities > 0
     weights = compute_importance_weights(
-        (known & (judged_ids == shown_ids)).astype(np.float64), np.where(known, propensities, 1.0)
+        (is_known & (judged_ids == shown_ids)).astype(np.float64), np.where(is_known, propensities, 1.0)
     )
     earned = {"clicks": feedback.clicks, "conversions": feedback.conversions, "value": feedback.values}
     item_rewards = np.asarray(earned[reward], np.float64)
@@ -221,7 +221,7 @@ def pair_answers(
         raise TrialError(f"All judged lists of the {len(shown):,} shown answers are empty; expected lists with items.")
     places = min(places or longest, longest)
     is_shown = shown_ids[:, :places] != PAD_ID
-    unknown = float((is_shown & ~known[:, :places]).sum() / max(is_shown.sum(), 1))
+    unknown = float((is_shown & ~is_known[:, :places]).sum() / max(is_shown.sum(), 1))
     rewards, weights, expected = (values[:, :places] for values in (rewards, weights, expected))
     return PairedAnswers(rewards, weights, expected, is_judged[:, :places], users, unknown, fallbacks)
 
