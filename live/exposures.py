@@ -178,8 +178,8 @@ class ExposureLog:
         with hold_lock(self.folder / ERASED_LOCK):
             path = self._choose_file()
             marks = _read_marks(self.folder)
-            known = [asdict(row) | {"user_id": _leave_out_erased(row, marks, self._marks)} for row in rows]
-            write_table(path, pa.Table.from_pylist(known, SCHEMA))
+            records = [asdict(row) | {"user_id": _leave_out_erased(row, marks, self._marks)} for row in rows]
+            write_table(path, pa.Table.from_pylist(records, SCHEMA))
             self._marks = marks
         self._files += 1
         self._new_bytes += path.stat().st_size

@@ -43,8 +43,8 @@ class StoredSeeds:
         """Return the first records [N] of users, int64 [N]."""
         records = layout.make_empty_users(len(user_ids))
         with self.reader.snapshot() as snapshot:
-            rows, known = snapshot.read_seeds(user_ids)
-        records[rows] = known
+            rows, seeds = snapshot.read_seeds(user_ids)
+        records[rows] = seeds
         return records
 
 

@@ -306,8 +306,8 @@ class Sharer:
 
         Raises DependencyError if an entity has no event of a log because Redis has lost it.
         """
-        known = np.array([entity.offsets for entity in entities], np.int64).reshape(len(entities), len(events.sources))
-        offsets = known[rows, events.source]
+        known_offsets = np.array([entity.offsets for entity in entities], np.int64).reshape(len(entities), len(events.sources))
+        offsets = known_offsets[rows, events.source]
         if not offsets.all():
             self._check_marks()
         return events.offsets > offsets
@@ -351,8 +351,8 @@ class Sharer:
         if not self._writer.seeds or not len(new):
             apply_to_users(records, rows, new)
             return
-        known = self._writer.seeds.make_first_records(user_ids, self._writer.layout)
-        is_later = new["time_ms"] // 1_000 > known["last_ms"][rows] // 1_000
+        known_records = self._writer.seeds.make_first_records(user_ids, self._writer.layout)
+        is_later = new["time_ms"] // 1_000 > known_records["last_ms"][rows] // 1_000
         apply_to_users(records, rows[~is_later], new[~is_later])
         new, rows = new[is_later], rows[is_later]
         arrived_ms = np.zeros(len(records), np.int64)  # no visit is over where no event is new
@@ -360,8 +360,8 @@ class Sharer:
         with self._reader.snapshot() as snapshot:
             is_erased = snapshot.find_erased(user_ids)
         candidates = np.flatnonzero((records["received_ms"] < arrived_ms - VISIT_MS) & ~is_erased)
-        surpassed = candidates[find_surpassed(records[candidates], known[candidates])]
-        records[surpassed] = known[surpassed]
+        surpassed = candidates[find_surpassed(records[candidates], known_records[candidates])]
+        records[surpassed] = known_records[surpassed]
         apply_to_users(records, rows, new)
 
     def _read_event_names(self) -> list[str]:
