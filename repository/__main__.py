@@ -68,11 +68,11 @@ def list_command(
 @app.command()
 def show(generation: Generation, repo: Repo = DEFAULT) -> None:
     """Print a generation as JSON: its manifest without the files, its tags, and what the record says of it (`acts`)."""
-    shown, acts = read_facts(repo, generation), read_acts(repo)
-    shown["tags"] = find_tags(acts, generation)
+    facts, acts = read_facts(repo, generation), read_acts(repo)
+    facts["tags"] = find_tags(acts, generation)
     generation_acts = (asdict(act) for act in acts if act.generation == generation)
-    shown["acts"] = [{key: value for key, value in act.items() if key != "facts"} for act in generation_acts]
-    typer.echo(json.dumps(shown, indent=2))
+    facts["acts"] = [{key: value for key, value in act.items() if key != "facts"} for act in generation_acts]
+    typer.echo(json.dumps(facts, indent=2))
 
 
 @app.command()

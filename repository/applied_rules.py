@@ -92,15 +92,15 @@ def find_rule_errors(repository: Path, values: Mapping[str, Any]) -> list[Findin
 def find_unknown_items(repository: Path, values: Mapping[str, Any]) -> list[str]:
     """Return the blocked and pinned items, as text, that neither the pinned generation nor an `upsert` knows."""
     rules, catalogue = RulesConfig.from_dict(values), read_catalogue(repository, read_pinned_generation(repository))
-    known, names = set(catalogue["item_ids"].tolist()), catalogue["item_names"] or {}
+    known_ids, names = set(catalogue["item_ids"].tolist()), catalogue["item_names"] or {}
     with closing(Reader(find_rules_folder(repository).parent)) as reader:
         if reader.exists():
             with reader.snapshot() as snapshot:
-                known |= {change.id for change in snapshot.read_changes(after=0) if change.type == ITEM_CHANGED}
+                known_ids |= {change.id for change in snapshot.read_changes(after=0) if change.type == ITEM_CHANGED}
     item_ids = [*rules.blocked_items, *(pin.item_id for pin in rules.pinned)]
     return list(
         dict.fromkeys(
-            str(item_id) for item_id in item_ids if str(item_id) not in names and known.isdisjoint(list_wire_ids(item_id))
+            str(item_id) for item_id in item_ids if str(item_id) not in names and known_ids.isdisjoint(list_wire_ids(item_id))
         )
     )
 
@@ -124,8 +124,8 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "", rep
     with hold_lock(folder / "lock"):
         copy_owner(folder / "lock", folder.parent)
         if not list_versions(folder):
-            known = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
-            add_version(repository, folder, generation, known, "as exported")
+            config = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
+            add_version(repository, folder, generation, config, "as exported")
         version = add_version(repository, folder, generation, values, note, repeats)
         switch_to(folder, version.number)
     return version
@@ -148,8 +148,8 @@ def revert_rules(repository: Path, number: int | None = None) -> Version:
             raise ConfigError(f"No rules were in effect before version {original}. Name one of `python -m server rules list`.")
         number = versions[original - 1].original
     if number not in versions:
-        known = ", ".join(map(str, versions)) or "none"
-        raise ConfigError(f"There is no version {number} of the rules; there are {known}. See `python -m server rules list`.")
+        numbers = ", ".join(map(str, versions)) or "none"
+        raise ConfigError(f"There is no version {number} of the rules; there are {numbers}. See `python -m server rules list`.")
     return apply_rules(repository, versions[number].values, f"version {number} again", versions[number].original)
 
 

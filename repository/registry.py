@@ -242,8 +242,8 @@ def list_generations(repo: Path) -> list[Entry]:
     entries: list[Entry] = []
     before: dict[str, Any] | None = None
     for generation in sorted({*published, *recorded}):
-        removed, known = generation not in published, recorded[generation].facts if generation in recorded else {}
-        manifest = known if removed else read_manifest_or(known, repo, generation)
+        removed, facts = generation not in published, recorded[generation].facts if generation in recorded else {}
+        manifest = facts if removed else read_manifest_or(facts, repo, generation)
         published_s = recorded[generation].time_s if removed else find_published_s(repo, generation)
         entries.append(describe_generation(generation, pinned, acts, manifest, before or manifest, published_s, removed))
         before = manifest
@@ -309,13 +309,13 @@ def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
 
 
-def read_manifest_or(known: dict[str, Any], repo: Path, generation: int) -> dict[str, Any]:
-    """Return the manifest of a published generation, `known` with a warning where it cannot be read. Raises ConfigError."""
+def read_manifest_or(facts: dict[str, Any], repo: Path, generation: int) -> dict[str, Any]:
+    """Return the manifest of a published generation, `facts` with a warning where it cannot be read. Raises ConfigError."""
     try:
         return read_manifest(repo, generation)
     except ArtifactError as error:
         log.warning("generation %d is damaged: %s", generation, error)
-        return known
+        return facts
 
 
 def read_facts(repo: Path, generation: int) -> dict[str, Any]:

@@ -140,8 +140,8 @@ def _find_wire_id(item_id: int | str, item_names: Mapping[str, int] | None) -> i
 
 def _encode_names(names: Sequence[str | None]) -> np.ndarray:
     """Return a code per item, int32 [n]: the rank of its name in sorted order, or -1 - its position if it has no name."""
-    known = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
-    return np.array([known[name] if name is not None else -1 - item for item, name in enumerate(names)], np.int32)
+    codes = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
+    return np.array([codes[name] if name is not None else -1 - item for item, name in enumerate(names)], np.int32)
 
 
 def _compute_novelty(popularity: np.ndarray) -> np.ndarray:
@@ -152,11 +152,11 @@ def _compute_novelty(popularity: np.ndarray) -> np.ndarray:
 
 
 def _find_unknown(key: str, wanted_names: Iterable[str], present: Sequence[str | None]) -> Iterator[str]:
-    known = {name for name in present if name is not None}
+    known_names = {name for name in present if name is not None}
     for name in wanted_names:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"The catalogue has {len(known)} others."
+        if name not in known_names:
+            close = difflib.get_close_matches(name, known_names, n=3)
+            hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"The catalogue has {len(known_names)} others."
             yield f"rules: {key} names {name!r}, which no item has. {hint}"
 
 
