@@ -280,8 +280,8 @@ def wait(
 @app.command()
 def diagnose(grpc_port: ChosenServer = None) -> None:
     """Report why a server ended or does not answer, then the faults in its log; exit code 1 unless it answers."""
-    known = read_known_servers(RUN_DIR)
-    state = _choose_server(known, grpc_port)
+    servers = read_known_servers(RUN_DIR)
+    state = _choose_server(servers, grpc_port)
     grpc_port = state.ports.grpc if state else grpc_port or Ports.grpc
     log_path = state.log if state else RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
     url = state.grpc_url if state else f"localhost:{grpc_port}"
@@ -291,7 +291,7 @@ def diagnose(grpc_port: ChosenServer = None) -> None:
         return
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
     ended = f"{explain_end(log)}; " if log and state is None and not listens(grpc_port) else ""
-    others = ", ".join(f"--grpc-port {other.ports.grpc}" for other in known)
+    others = ", ".join(f"--grpc-port {other.ports.grpc}" for other in servers)
     elsewhere = f" Servers that were started here: {others}." if others and state is None else ""
     typer.echo(f"server at {url}: {ended}{condition}" + (f". {_describe_restart(state)}" if state else elsewhere))
     if log:

@@ -108,12 +108,12 @@ def move_servers(repo: Path, generation: int, run_dir: Path) -> None:
     A server that is being restarted is waited for. One that is out of service is left out: its supervisor follows the pin.
     Raises ServerError.
     """
-    for known in read_known_servers(run_dir):
-        if known.repo != repo.resolve():
+    for known_state in read_known_servers(run_dir):
+        if known_state.repo != repo.resolve():
             continue
-        with hold_start_lock(run_dir, known.ports.grpc):
-            state = read_state(make_state_path(run_dir, known.ports.grpc))
-            if state is None or state.tag != known.tag or state.fault:  # stopped meanwhile, or out of service
+        with hold_start_lock(run_dir, known_state.ports.grpc):
+            state = read_state(make_state_path(run_dir, known_state.ports.grpc))
+            if state is None or state.tag != known_state.tag or state.fault:  # stopped meanwhile, or out of service
                 continue
             if processes.is_running(state.pid, state.tag):
                 activate(state, generation, run_dir)

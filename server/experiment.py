@@ -56,12 +56,12 @@ def start(
     finally:  # a challenger that does not load has moved the pin, too
         note_moved_pin(repo, pinned)
     if mode == "shadow":
-        shown = (
+        text = (
             f"generation {champion} answers everybody; {challenger} is asked as well for {share:.1%} of the users, and logged"
         )
     else:
-        shown = f"generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others"
-    typer.echo(f"experiment {name}: {shown}")
+        text = f"generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others"
+    typer.echo(f"experiment {name}: {text}")
     if not any(state.settings.get("gateway_url") for state in servers):
         typer.echo(
             "note: no gateway was started here with a server of this repository. Only users of a gateway meet the challenger.",

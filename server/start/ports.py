@@ -74,7 +74,7 @@ def check_host(host: str) -> None:
         with socket.socket() as sock:
             sock.bind((host, 0))
     except OSError as error:
-        addresses = (address for known in psutil.net_if_addrs().values() for address in known)
+        addresses = (address for interface in psutil.net_if_addrs().values() for address in interface)
         own_addresses = sorted({address.address for address in addresses if address.family == socket.AF_INET})
         raise ServerError(
             f"No server can listen at {host} ({error.strerror or error}). Expected an IPv4 address of this machine "
