@@ -72,10 +72,10 @@ class EventAdmission:
         known = ", ".join(self.kinds.names)
         for row, code in enumerate(codes):
             if code is None:
-                shown = names[row][:40].decode(errors="replace")
+                name_text = names[row][:40].decode(errors="replace")
                 faults.setdefault(
                     row,
-                    f"event is {shown!r}; expected one of {known}, or none. To use another kind, declare it as "
+                    f"event is {name_text!r}; expected one of {known}, or none. To use another kind, declare it as "
                     "[events.NAME] in dataset.toml and export again.",
                 )
         for name in ("event_id", "request_id"):
@@ -156,8 +156,8 @@ class ChangeAdmission:
                 return f"there is no {kind.decode()} column {name[:40]!r}; this data set has {', '.join(known) or 'none'}"
             if not fits(value, known[name]):
                 is_private = kind == b"user" or known[name] in ("text", "texts")  # the log of `live consume` has this message
-                shown = f"a {type(value).__name__}" if is_private else f"{value!r:.40}"
-                return f"{name} is {shown}; expected {EXPECTED[known[name]]}, or null for a missing one"
+                value_text = f"a {type(value).__name__}" if is_private else f"{value!r:.40}"
+                return f"{name} is {value_text}; expected {EXPECTED[known[name]]}, or null for a missing one"
             is_price = kind == b"item" and known[name] == "number" and name in ("price", self.roles.get("price"))
             if is_price and value is not None and value < 0:
                 return f"{name} is {value!r}; expected a price of 0 or more, or null for a missing one"

@@ -45,9 +45,9 @@ def apply_change(txn: lmdb.Transaction[bytes], store: Store, header: np.ndarray,
     """Set columns of an item or user, within a transaction. header: HEADER of ITEM_CHANGED or USER_CHANGED; columns: JSON"""
     kind = int(header["type"])
     key = CHANGE.pack(kind, int(header["item_id"] if kind == ITEM_CHANGED else header["user_id"]))
-    known, new = SetColumns.unpack(txn.get(key, db=store.columns)), json.loads(columns)
-    set_ms = known.set_ms | dict.fromkeys(new, int(header["received_ms"]))
-    txn.put(key, SetColumns(known.columns | new, set_ms).pack(), db=store.columns)
+    set_columns, new = SetColumns.unpack(txn.get(key, db=store.columns)), json.loads(columns)
+    set_ms = set_columns.set_ms | dict.fromkeys(new, int(header["received_ms"]))
+    txn.put(key, SetColumns(set_columns.columns | new, set_ms).pack(), db=store.columns)
     txn.put(make_sequence_key(sequence), key, db=store.changes)
 
 

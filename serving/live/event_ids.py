@@ -55,12 +55,12 @@ class EventIds:
         sequences, is_new = np.empty(len(batch), np.int64), np.ones(len(batch), bool)
         added: dict[bytes, int] = {}
         for row, digest in enumerate(batch.id_digests):
-            known = (added.get(digest) or self._find_first(txn, digest, now_ms)) if digest else None
-            if known is None:
+            first_sequence = (added.get(digest) or self._find_first(txn, digest, now_ms)) if digest else None
+            if first_sequence is None:
                 last_sequence += 1
                 if digest:
                     added[digest] = last_sequence
-            is_new[row], sequences[row] = known is None, known or last_sequence
+            is_new[row], sequences[row] = first_sequence is None, first_sequence or last_sequence
         return sequences, is_new, added
 
     def add(self, txn: lmdb.Transaction[bytes], sequences: dict[bytes, int], now_ms: int) -> None:

@@ -116,13 +116,13 @@ class EventKinds:
         for code in codes:
             kind, rows = self.kinds[code], headers["kind"] == code if len(codes) > 1 else slice(None)
             value = headers["value"][rows]
-            known = np.isfinite(value)
+            is_known = np.isfinite(value)
             weight = np.full(len(value), kind.weight, np.float32)
             if self.value_is == "weight":
-                weight *= np.where(known, value, 1.0)
+                weight *= np.where(is_known, value, 1.0)
             positive = np.full(len(value), kind.positive)
             if kind.positive_at is not None:
-                positive = ~known | (value >= kind.positive_at)
+                positive = ~is_known | (value >= kind.positive_at)
             headers["weight"][rows] = weight
             headers["label"][rows] = value if self.value_is == "label" else np.nan
             always = (Flags.SEEN if kind.seen or kind.counted else 0) | (Flags.COUNTED if kind.counted else 0)

@@ -42,19 +42,19 @@ def make_records(state, rows: np.ndarray, layout: Layout) -> np.ndarray:
     return records
 
 
-def find_surpassed(records: np.ndarray, known: np.ndarray) -> np.ndarray:
+def find_surpassed(records: np.ndarray, known_records: np.ndarray) -> np.ndarray:
     """Return the rows, int64 [M], of records [N] that hold less than the generation knows.
 
-    known: records [N] of what the generation knows of the same users
+    known_records: records [N] of what the generation knows of the same users
 
     It must know more events, the latest of them no older than the record's, and each event of the record's history.
     """
-    more = known["event_count"] > records["event_count"]
-    rows = np.flatnonzero(more & (known["last_ms"] // 1_000 >= records["last_ms"] // 1_000))
-    records, known = records[rows], known[rows]
+    more = known_records["event_count"] > records["event_count"]
+    rows = np.flatnonzero(more & (known_records["last_ms"] // 1_000 >= records["last_ms"] // 1_000))
+    records, known_records = records[rows], known_records[rows]
     item_ids, times_s = records["history_ids"], records["history_s"]
-    learned = (item_ids == PAD_ID) | (times_s < known["history_s"][:, -1:])  # older than all of a full history
-    for place in range(known["history_ids"].shape[1]):
-        same_item = item_ids == known["history_ids"][:, place : place + 1]
-        learned |= same_item & (times_s == known["history_s"][:, place : place + 1])
+    learned = (item_ids == PAD_ID) | (times_s < known_records["history_s"][:, -1:])  # older than all of a full history
+    for place in range(known_records["history_ids"].shape[1]):
+        same_item = item_ids == known_records["history_ids"][:, place : place + 1]
+        learned |= same_item & (times_s == known_records["history_s"][:, place : place + 1])
     return rows[learned.all(axis=1)]

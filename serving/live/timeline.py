@@ -27,8 +27,8 @@ class Timeline(NamedTuple):
         pauses_ms: (start, end) of its pauses, ascending; first_ms: its first event, 0 without one; as_of_ms: time of the export
         """
         before = [(as_of_ms, first_ms)] if first_ms else []
-        known = [(max(start, as_of_ms), end) for start, end in (*before, *pauses_ms)]
-        pauses = [(start, end) for start, end in known if end - start > PAUSE_MS]
+        all_pauses = [(max(start, as_of_ms), end) for start, end in (*before, *pauses_ms)]
+        pauses = [(start, end) for start, end in all_pauses if end - start > PAUSE_MS]
         ends = np.array([end for _, end in pauses], np.int64) // 1000
         return cls(ends, ends - np.array([start for start, _ in pauses], np.int64) // 1000)
 

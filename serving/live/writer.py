@@ -247,15 +247,15 @@ class Writer:
         events = events[~erased] if erased.any() else events
         user_ids, rows = find_distinct(events["user_id"])
         keys = make_id_keys(user_ids)
-        known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
+        known_rows, known_records = read_records(txn, self.store.users, keys, self.layout.user)
         if len(known_rows) == len(user_ids):  # the usual case
-            users = known.copy()
+            users = known_records.copy()
         else:
             users = self.layout.make_empty_users(len(user_ids))
             if self.seeds:
                 unknown = np.delete(np.arange(len(users)), known_rows)
                 users[unknown] = self._create_seeds(txn, self.seeds, user_ids[unknown])
-            users[known_rows] = known
+            users[known_rows] = known_records
         apply_to_users(users, rows, events)
         write_records(txn, self.store.users, keys, users)
         seen = events[(events["flags"] & Flags.SEEN) != 0]
@@ -266,8 +266,8 @@ class Writer:
     def _apply_to_items(self, txn: lmdb.Transaction[bytes], events: np.ndarray) -> None:
         item_ids, rows = find_distinct(events["item_id"])
         keys, items = make_id_keys(item_ids), self.layout.make_empty_items(len(item_ids))
-        known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
-        items[known_rows] = known
+        known_rows, known_records = read_records(txn, self.store.items, keys, self.layout.item)
+        items[known_rows] = known_records
         apply_to_items(items, rows, events)
         write_records(txn, self.store.items, keys, items)
 
@@ -280,8 +280,8 @@ class Writer:
         for row, user_id in enumerate(user_ids.tolist()):
             if txn.get(make_erased_key(user_id), db=self.store.meta):
                 records[row] = self.layout.make_empty_users(1)[0]
-        known = np.flatnonzero(records["event_count"])
-        write_records(txn, self.store.seeds, make_id_keys(user_ids[known]), records[known])
+        known_rows = np.flatnonzero(records["event_count"])
+        write_records(txn, self.store.seeds, make_id_keys(user_ids[known_rows]), records[known_rows])
         return records
 
     def remove_events(self, last_sequence: int) -> None:
@@ -342,15 +342,15 @@ class Writer:
 
     def _register_kinds(self, txn: lmdb.Transaction[bytes], names: list[str]) -> np.ndarray:
         """Return the store's code of each name, uint8 [K]."""
-        known: list[str] = json.loads(txn.get(KINDS, db=self.store.meta) or b"[]")
-        known += [name for name in names if name not in known]
-        if len(known) > MAX_KINDS:  # a code is one byte
+        kinds: list[str] = json.loads(txn.get(KINDS, db=self.store.meta) or b"[]")
+        kinds += [name for name in names if name not in kinds]
+        if len(kinds) > MAX_KINDS:  # a code is one byte
             raise ConfigError(
-                f"The live store in {self.store.folder} has had {len(known)} names of events with those of this generation; "
+                f"The live store in {self.store.folder} has had {len(kinds)} names of events with those of this generation; "
                 f"expected {MAX_KINDS} at most. Use names of [events] again that it had before, or move the folder away."
             )
-        txn.put(KINDS, json.dumps(known).encode(), db=self.store.meta)
-        return np.array([known.index(name) for name in names], np.uint8)
+        txn.put(KINDS, json.dumps(kinds).encode(), db=self.store.meta)
+        return np.array([kinds.index(name) for name in names], np.uint8)
 
     @contextmanager
     def transaction(self) -> Iterator[lmdb.Transaction[bytes]]:

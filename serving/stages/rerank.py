@@ -145,8 +145,8 @@ class Rerank:
         items = ItemIndex.load(folder / "item_ids.npy")
         inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
         network = open_network(folder, NETWORK, settings.threads) if settings.trust else None
-        lists, shown = BestLists(items, settings.list_length), ShownWindow(items)
-        return cls(info, lists, inputs, network, outputs, shown, Content.load(folder))
+        lists, window = BestLists(items, settings.list_length), ShownWindow(items)
+        return cls(info, lists, inputs, network, outputs, window, Content.load(folder))
 
     def with_live(self, reader: Reader) -> Rerank:
         """Return the stage with a live store attached."""

@@ -132,8 +132,8 @@ def parse_aggregations(
         aggregation._require(not repeated, f"the column {min(repeated, default='')!r} exists already", "a name of its own")
         names |= set(aggregation.feature_names)
         entities = (USER, ITEM, *category_columns, *(CROSS + column for column in category_columns))
-        known = aggregation.entity in entities
-        aggregation._require(known, f"entity is {aggregation.entity!r}", list_choices(entities, aggregation.entity))
+        is_known = aggregation.entity in entities
+        aggregation._require(is_known, f"entity is {aggregation.entity!r}", list_choices(entities, aggregation.entity))
         for event in aggregation.events:
             aggregation._require(event in event_names, f"events names {event!r}", list_choices(event_names, event))
     return parsed

@@ -271,8 +271,8 @@ def _look_up(keys, rows, values):
     """Return the rows of values, int64 [B]; OOV_ROW for values not in keys, int64 [n] ascending, with rows int64 [n]."""
     places = np.searchsorted(keys, values)
     for row in range(len(values)):
-        known = places[row] < len(keys) and keys[places[row]] == values[row]
-        places[row] = rows[places[row]] if known else OOV_ROW
+        is_known = places[row] < len(keys) and keys[places[row]] == values[row]
+        places[row] = rows[places[row]] if is_known else OOV_ROW
     return places
 
 

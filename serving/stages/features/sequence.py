@@ -37,7 +37,7 @@ def make_feeds(item_vectors: np.ndarray, history: np.ndarray, age_days: np.ndarr
     age_days: float32 [B, H]; length: number of newest events that the network reads
     """
     history, age_days = history[:, length - 1 :: -1], age_days[:, length - 1 :: -1]
-    known = history < len(item_vectors)
-    vectors = item_vectors[np.where(known, history, 0)] * known[:, :, None]
-    age = np.where(known, np.maximum(age_days, 0.0), 0.0).astype(np.float32)
-    return {"sequence_vectors": vectors, "sequence_known": known.astype(np.float32), "sequence_age_days": age}
+    is_known = history < len(item_vectors)
+    vectors = item_vectors[np.where(is_known, history, 0)] * is_known[:, :, None]
+    age = np.where(is_known, np.maximum(age_days, 0.0), 0.0).astype(np.float32)
+    return {"sequence_vectors": vectors, "sequence_known": is_known.astype(np.float32), "sequence_age_days": age}

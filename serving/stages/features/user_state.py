@@ -101,12 +101,12 @@ def _derive_numbers(clocks, event_count, sum_weight, sum_label, first_time, last
     """Return the columns DERIVED, float64 [6, B], from the totals of UserState; clocks: int64 [B] or [1]."""
     numbers = np.empty((6, len(event_count)))
     for row in range(len(event_count)):
-        known = event_count[row] > 0
+        is_known = event_count[row] > 0
         clock = clocks[row % len(clocks)]
-        events = np.float64(event_count[row]) if known else np.nan
+        events = np.float64(event_count[row]) if is_known else np.nan
         numbers[0, row] = event_count[row]
-        numbers[1, row] = (clock - last_time[row]) / SECONDS_PER_DAY if known else np.nan
-        numbers[2, row] = (clock - first_time[row]) / SECONDS_PER_DAY if known else np.nan
+        numbers[1, row] = (clock - last_time[row]) / SECONDS_PER_DAY if is_known else np.nan
+        numbers[2, row] = (clock - first_time[row]) / SECONDS_PER_DAY if is_known else np.nan
         numbers[3, row] = sum_weight[row]
         numbers[4, row] = sum_weight[row] / events
         numbers[5, row] = sum_label[row] / events
@@ -218,10 +218,10 @@ def override_history(
     if not np.count_nonzero(overridden):
         return state
     positions = items.find_positions(history[overridden])
-    known = positions < items.n_items
-    order = np.argsort(~known, axis=1, kind="stable")  # known items first, in their order
+    is_known = positions < items.n_items
+    order = np.argsort(~is_known, axis=1, kind="stable")  # known items first, in their order
     positions = np.take_along_axis(positions, order, axis=1)
-    counts = known.sum(axis=1)
+    counts = is_known.sum(axis=1)
     times = np.where(positions < items.n_items, as_of_s, 0)
     moment = np.where(counts > 0, as_of_s, 0)
     codes = item_category[positions] if state.history_categories.shape[1] else np.empty((len(positions), 0), np.int32)

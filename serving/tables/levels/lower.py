@@ -256,8 +256,8 @@ class LowerLevels:
             if shared is not None:
                 shared.promote(rows.keys[places], rows.exact[places], rows.position)
             return True
-        reached, known = self.l3.use(lambda store: (store.read_position(name), True))  # before the ring is read
-        if not known:
+        reached, is_known = self.l3.use(lambda store: (store.read_position(name), True))  # before the ring is read
+        if not is_known:
             return False
         fresh = places if shared is None else places[~shared.ring.find_changed(rows.keys[places], rows.position)]
         filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))

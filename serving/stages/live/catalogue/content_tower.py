@@ -31,8 +31,8 @@ class ContentTower:
     def compute_vectors(self, columns: Mapping[str, object]) -> np.ndarray:
         """Return the two vectors of an item, float32 [W]; unknown tokens add nothing. columns: the item's values by column"""
         item_tokens = np.array(sorted(compute_tokens(columns)), np.int64)
-        known = self.tokens[np.minimum(np.searchsorted(self.tokens, item_tokens), len(self.tokens) - 1)] == item_tokens
-        places = np.searchsorted(self.tokens, item_tokens[known])
+        is_known = self.tokens[np.minimum(np.searchsorted(self.tokens, item_tokens), len(self.tokens) - 1)] == item_tokens
+        places = np.searchsorted(self.tokens, item_tokens[is_known])
         return self.weights[-1] + self.weights[places].sum(axis=0)
 
     def save(self, folder: Path) -> None:

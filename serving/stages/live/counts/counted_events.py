@@ -95,8 +95,8 @@ class CountedEvents:
         events["price"] = np.nan
         if self.prices is not None:
             positions = self.items.find_positions(events["item_id"].copy())
-            known = positions < len(self.prices)
-            events["price"][known] = self.prices[positions[known]]
+            is_known = positions < len(self.prices)
+            events["price"][is_known] = self.prices[positions[is_known]]
         return events
 
 
@@ -137,6 +137,6 @@ class KnownItems:
             events = np.concatenate([self.strays.events, events])
             self.strays, self.n_free = WaitingEvents(), self.items.n_free
         positions = self.items.find_positions(events["item_id"].copy())
-        known = positions < self.items.n_items
-        self.strays.keep(events[~known])
-        return positions[known], events[known]
+        is_known = positions < self.items.n_items
+        self.strays.keep(events[~is_known])
+        return positions[is_known], events[is_known]

@@ -123,10 +123,10 @@ class LiveSales:
     def _store(self, ids: np.ndarray, records: np.ndarray, timeline: Timeline) -> np.ndarray:
         """Store the records, [N], of items, int64 [N]. Return the positions, int64 [M], of those that the catalogue has."""
         positions = self.items.find_positions(np.ascontiguousarray(ids))
-        known = (positions < self.items.n_items) & (records["positive_count"] > 0)
-        positions = positions[known]
-        counts, decayed, first_ms, last_ms = (records[name][known] for name in FIELDS)
-        counts, decayed = self._subtract_learned(ids[known], counts, decayed, first_ms, last_ms)
+        is_known = (positions < self.items.n_items) & (records["positive_count"] > 0)
+        positions = positions[is_known]
+        counts, decayed, first_ms, last_ms = (records[name][is_known] for name in FIELDS)
+        counts, decayed = self._subtract_learned(ids[is_known], counts, decayed, first_ms, last_ms)
         self.counts[positions], self.decayed[positions] = counts, decayed
         self.first_s[positions] = timeline.skip_all_pauses(first_ms // 1_000)
         self.last_s[positions] = timeline.skip_all_pauses(last_ms // 1_000)
@@ -161,9 +161,9 @@ def add_sales(sales: np.ndarray, sold: np.ndarray) -> np.ndarray:
     """Return LEARNED_SALE [L] with further sales. sold: HEADER [N] of positive events"""
     ids = np.union1d(sales["item_id"], sold["item_id"])
     records, added = Layout().make_empty_items(len(ids)), np.zeros(len(ids), LEARNED_SALE)
-    known = np.searchsorted(ids, sales["item_id"])
+    places = np.searchsorted(ids, sales["item_id"])
     for name in LEARNED_FIELDS:
-        records[name][known] = sales[name]
+        records[name][places] = sales[name]
     apply_to_items(records, np.searchsorted(ids, sold["item_id"]), sold)
     for name in LEARNED_FIELDS:
         added[name] = records[name]

@@ -148,8 +148,8 @@ def drop_surpassed(state: UserState, rows: list[int], records: np.ndarray) -> tu
     if not len(candidates):  # the usual case
         return rows, records
     layout = Layout(records["history_ids"].shape[1], records["session_ids"].shape[1])
-    known = make_records(state, np.array(rows)[candidates], layout)
-    surpassed = candidates[find_surpassed(records[candidates], known)]
+    known_records = make_records(state, np.array(rows)[candidates], layout)
+    surpassed = candidates[find_surpassed(records[candidates], known_records)]
     return np.delete(rows, surpassed).tolist(), np.delete(records, surpassed)
 
 
