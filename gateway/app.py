@@ -236,8 +236,8 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
         wire_id = shop.parse_item_id(item_id)
         similar_items = await finder.find(wire_id, k)
         items = [shop.describe_item(item.item_id) | {"score": item.score, "source": item.source} for item in similar_items]
-        known = shop.published.find_position(wire_id) is not None
-        return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": known, "items": items})
+        is_known = shop.published.find_position(wire_id) is not None
+        return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": is_known, "items": items})
 
     described: dict[str, Any] = {"responses": schema.FAILURES, "openapi_extra": describe_parameters(ExplainParameters)}
 
@@ -257,15 +257,15 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
     async def describe_user(user_id: PathId) -> Response:
         """Return what is known of a user: the history that recommendations are based on, newest first."""
         shop.refresh()
-        known = await explainer.describe_visitor(Visitor(user=user_id))
-        return JsonResponse({"user": shop.describe_user_id(user_id)} | known)
+        description = await explainer.describe_visitor(Visitor(user=user_id))
+        return JsonResponse({"user": shop.describe_user_id(user_id)} | description)
 
     @app.get("/v1/sessions/{session:path}", response_model=schema.Session, responses=schema.FAILURES)
     async def describe_session(session: SessionId) -> Response:
         """Return what is known of a session: the history that recommendations are based on, newest first."""
         shop.refresh()
-        known = await explainer.describe_visitor(Visitor(session=session))
-        return JsonResponse({"session": session} | known)
+        description = await explainer.describe_visitor(Visitor(session=session))
+        return JsonResponse({"session": session} | description)
 
     @app.get("/v1/generation", response_model=schema.Generation, responses=schema.FAILURES)
     async def generation() -> Response:

@@ -133,9 +133,9 @@ class Shop:
         If the exported log knows one of the ids, live state is not read. Waits for Redis no longer than an answer does
         (redis_state.py).
         """
-        known = set(filter(self.published.knows_user, user_ids))
-        if known or not user_ids or not self.reader.exists():
-            return known
+        known_ids = set(filter(self.published.knows_user, user_ids))
+        if known_ids or not user_ids or not self.reader.exists():
+            return known_ids
         try:
             with self.reader.users.snapshot() as snapshot:
                 return {user_ids[row] for row in snapshot.read_users(np.array(user_ids, np.int64))[0]}

@@ -61,10 +61,10 @@ class Enrolment(NamedTuple):
         """Return a sentence if the user is shown items of another generation than the explained one, None otherwise."""
         if self.experiment is None:
             return None
-        shown = self.list_shown(self.experiment.champion)
-        if shown == (explained,):
+        shown_generations = self.list_shown(self.experiment.champion)
+        if shown_generations == (explained,):
             return None
-        items = f"items of generation {' mixed with those of '.join(map(str, shown))}"
+        items = f"items of generation {' mixed with those of '.join(map(str, shown_generations))}"
         return f"This explains generation {explained}. In the experiment {self.name!r} this user is shown {items}."
 
     def list_shown(self, champion: int) -> tuple[int, ...]:
@@ -204,8 +204,8 @@ def interleave(
     scores.append(scores[CHALLENGER] | scores[CHAMPION])  # for BOTH: only one list may have a pinned item
     sources.append(sources[CHALLENGER] | sources[CHAMPION])
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
-    known = min(count_certain(champions), count_certain(challengers))
-    chances = [chance if place < known else None for place, chance in enumerate(probabilities[: len(drafted)].tolist())]
+    n_known = min(count_certain(champions), count_certain(challengers))
+    chances = [chance if place < n_known else None for place, chance in enumerate(probabilities[: len(drafted)].tolist())]
     answer = replace(
         champions,
         item_ids=tuple(item for item, _ in drafted),

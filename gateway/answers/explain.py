@@ -166,10 +166,10 @@ class Explainer:
 
     def _make_query(self, visitor: Visitor) -> tuple[Query, bool | None]:
         """Return the query of a visitor, and whether the visitor is known (None for a visitor without an id)."""
-        known = self._shop.find_known(visitor.list_ids(self._shop))
-        query = visitor.make_query(self._shop, known)
+        known_ids = self._shop.find_known(visitor.list_ids(self._shop))
+        query = visitor.make_query(self._shop, known_ids)
         visitor_id = find_visitor_id(query)
-        return query, None if visitor_id is None else visitor_id in known
+        return query, None if visitor_id is None else visitor_id in known_ids
 
     def _build_explanation(self, pipeline: Pipeline, trace: Arrays, item_id: int) -> dict[str, Any]:
         places, rules = follow_item(pipeline, trace, item_id)
@@ -242,9 +242,9 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[P
         locate_item("rerank", best.ids[0], scores, listed, item_id),
     ]
     rank = np.flatnonzero(served_ids == item_id)
-    shown = int(rank[0]) if len(rank) else None
-    score = None if shown is None else float(trace["scores"][0, shown])
-    places.append(Place("rules", None if shown is None else shown + 1, int((served_ids != PAD_ID).sum()), score))
+    shown_place = int(rank[0]) if len(rank) else None
+    score = None if shown_place is None else float(trace["scores"][0, shown_place])
+    places.append(Place("rules", None if shown_place is None else shown_place + 1, int((served_ids != PAD_ID).sum()), score))
     column = np.flatnonzero(best.ids[0] == item_id)
     if not len(column):
         return places, []

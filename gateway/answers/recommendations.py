@@ -151,12 +151,12 @@ class Answering:
 
     async def _make_query(self, question: Question) -> tuple[Query, bool | None]:
         """Return the query, and whether the visitor is known (None for a visitor without an id). Raises InvalidRequest."""
-        known = await self._shop.find_known_async(question.list_ids(self._shop))
+        known_ids = await self._shop.find_known_async(question.list_ids(self._shop))
         among = None if question.among is None else [self._shop.parse_item_id(item) for item in question.among]
-        query = question.make_query(self._shop, known)
+        query = question.make_query(self._shop, known_ids)
         query = replace(query, after=question.after, category=question.category, among=among)
         visitor_id = find_visitor_id(query)
-        return query, None if visitor_id is None else visitor_id in known
+        return query, None if visitor_id is None else visitor_id in known_ids
 
     def _refuse_larger(self, question: Question, query: Query) -> None:
         """Raise InvalidRequest for what the server would refuse as too much, if it answered.
@@ -288,11 +288,11 @@ class Answering:
         item_ids, time_ms = list(answer.item_ids), time.time_ns() // 1_000_000
         scores: list[float | None] = [*answer.scores] or [None] * len(item_ids)
         propensities = [*answer.propensities] or None  # None: the server does not say
-        shown = (request_id, time_ms, counted_id, answer.generation, item_ids, scores, degraded)
+        fields = (request_id, time_ms, counted_id, answer.generation, item_ids, scores, degraded)
         part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
         marks = (Sources.POPULAR,) * len(item_ids) if degraded == [FALLBACK] else answer.sources
         sources = [int(bits) for bits in marks] or None
-        if not self._exposures.add(Exposure(*shown, *part, propensities, sources)):
+        if not self._exposures.add(Exposure(*fields, *part, propensities, sources)):
             self._metrics.lost_exposures.inc()
 
     def _build_answer(

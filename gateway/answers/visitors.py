@@ -30,10 +30,10 @@ class Visitor:
         user_ids = [] if self.user is None else [shop.parse_user_id(self.user)]
         return user_ids if self.session is None else [*user_ids, session_id(self.session)]
 
-    def make_query(self, shop: Shop, known: Collection[int]) -> Query:
+    def make_query(self, shop: Shop, known_ids: Collection[int]) -> Query:
         """Return the query with ids on the wire. Of user and session, it has the session where the user is unknown.
 
-        known: those of `list_ids` that have events
+        known_ids: those of `list_ids` that have events
         Raises InvalidRequest.
         """
         session = self.session
@@ -41,7 +41,7 @@ class Visitor:
         exclude = [shop.parse_item_id(item) for item in self.exclude]
         history = None if self.history is None else [shop.parse_item_id(item) for item in self.history]
         if session is not None and user_id is not None:
-            user_id, session = (user_id, None) if user_id in known else (None, session)
+            user_id, session = (user_id, None) if user_id in known_ids else (None, session)
         return Query(user_id, history, exclude, self.context, session=session)
 
     def find_counted_id(self, shop: Shop) -> int | None:
