@@ -166,8 +166,8 @@ class AsyncRecommender(SharedClient):
         Every call begins with it, so it refuses a closed client even where a cache would answer.
         """
         self._endpoints.require_open()
-        if (known := self.models.get(model)) is not None:
-            return known
+        if (description := self.models.get(model)) is not None:
+            return description
         reading = self._readings.get(model)
         if reading is None or reading.done():
             reading = self._readings[model] = asyncio.create_task(self._read_description(model))

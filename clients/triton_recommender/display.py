@@ -77,9 +77,9 @@ def compare_lists(before: Recommendations, changed: Recommendations, names: Cata
         table.add_column(title, overflow="fold")
     for place, pair in enumerate(zip_longest(before.item_ids, changed.item_ids), start=1):
         described = ({} if item_id is None else describe_item(item_id, names) for item_id in pair)
-        shown = [escape_text(one.get("title", one.get("name", ""))) for one in described]
+        titles = [escape_text(one.get("title", one.get("name", ""))) for one in described]
         ids = ["" if item_id is None else str(item_id) for item_id in pair]
-        table.add_row(str(place), *(text or item_id for text, item_id in zip(shown, ids, strict=True)))
+        table.add_row(str(place), *(text or item_id for text, item_id in zip(titles, ids, strict=True)))
     return table
 
 

@@ -215,12 +215,12 @@ class Recommender(SharedClient):
     def _describe(self, model: str) -> ModelDescription:
         """Return a model's description. Every call begins with it, so it refuses a closed client even where a cache answers."""
         self._endpoints.require_open()
-        known = self.models.get(model)
-        if known is None:
-            known = self._transport.describe(model, self.timeouts.connect)
+        description = self.models.get(model)
+        if description is None:
+            description = self._transport.describe(model, self.timeouts.connect)
             self._described_s[model] = time.monotonic()  # first: other threads look it up for every known model
-            self.models[model] = known
-        return known
+            self.models[model] = description
+        return description
 
     def _describe_again(self, model: str, description: ModelDescription) -> ModelDescription | None:
         """Return the description after a refused call, None where it is the same or cannot be read."""
