@@ -96,8 +96,8 @@ def repository(text: str, data: str) -> Iterator[Path]:
         read_repository(Path(text))
         yield Path(text)
         return
-    known = subprocess.run(["git", "rev-parse", "--verify", "-q", f"{text}^{{commit}}"], cwd=PROJECT, capture_output=True)
-    if known.returncode:
+    commit = subprocess.run(["git", "rev-parse", "--verify", "-q", f"{text}^{{commit}}"], cwd=PROJECT, capture_output=True)
+    if commit.returncode:
         raise ConfigError(
             f"{text} is neither a repository folder nor a commit of this project. `make export REPO={text}` makes a "
             "repository; `git log --oneline` lists commits."

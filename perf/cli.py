@@ -186,13 +186,13 @@ def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool 
     document = summarise(run)
     verdicts = slo.judge(bounds, document)
     page = write_report(run, folder, verdicts)
-    shown = [
+    shown_tables = [
         tables.make_closed_table(run),
         tables.make_open_table(run),
         tables.make_stage_table(run),
         tables.make_verdict_table(verdicts),
     ]
-    for table in shown:
+    for table in shown_tables:
         if table.rows:
             make_console().print(table.to_rich())
     for note in write_notes(run):

@@ -91,10 +91,10 @@ def compare_load(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray)
     degraded = count_degraded(spec, [message for message in outcome.messages if message])
     if not bench.answers:
         return {"degraded": degraded}
-    known = np.flatnonzero(outcome.ok & ~cold)
-    expected = {name: rows[name][known] for name in bench.answers}
-    messages = [outcome.messages[number] for number in known]
-    return {"degraded": degraded, "compared": len(known), "differing_answers": compare_messages(spec, messages, expected)}
+    known_rows = np.flatnonzero(outcome.ok & ~cold)
+    expected = {name: rows[name][known_rows] for name in bench.answers}
+    messages = [outcome.messages[number] for number in known_rows]
+    return {"degraded": degraded, "compared": len(known_rows), "differing_answers": compare_messages(spec, messages, expected)}
 
 
 def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray], raw: str) -> Open:

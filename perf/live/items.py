@@ -73,19 +73,19 @@ def withdraw_items(shop: Shop, exchange: Exchange, answers: int, rng: np.random.
 
     Returns the number of answers, of those that still have the item, and of items that were not shown again afterwards.
     """
-    shown: dict[int, list[int]] = defaultdict(list)
+    users_by_item: dict[int, list[int]] = defaultdict(list)
     for user in shop.draw_users(SEARCHED_USERS, rng).tolist():
         for item_id in ask(shop, exchange, user).item_ids:
-            shown[item_id].append(user)
-    if not shown:
+            users_by_item[item_id].append(user)
+    if not users_by_item:
         raise ServerError(
             f"None of {SEARCHED_USERS} users is shown any item, so none can be withdrawn. Look at the server's log."
         )
-    items = [item_id for item_id, users in shown.items() if len(users) >= min(ASKED_PER_ITEM, len(shown))]
+    items = [item_id for item_id, users in users_by_item.items() if len(users) >= min(ASKED_PER_ITEM, len(users_by_item))]
     checked = stale = missing = 0
     while checked < answers:
-        for item_id in items or list(shown):
-            users = shown[item_id][: min(ASKED_PER_ITEM, answers - checked)]
+        for item_id in items or list(users_by_item):
+            users = users_by_item[item_id][: min(ASKED_PER_ITEM, answers - checked)]
             exchange.ask(shop.encode_upsert(item_id, available=False))
             new_answers = ask_all(shop, exchange, users)
             checked += len(new_answers)

@@ -175,7 +175,7 @@ def search(
     FINAL_TURNS. `save` is called after every heat.
     """
     outcome, turns = Outcome(goal), 1
-    known: dict[str, Trial] = {}
+    trials: dict[str, Trial] = {}
     remaining = list(candidates)
     while True:
         last = len(remaining) <= HEAT
@@ -184,12 +184,12 @@ def search(
             if time_is_over():
                 outcome.complete = False
                 break
-            least = min(len(known[repr(changes)].turns) if repr(changes) in known else 0 for changes in heat)
+            least = min(len(trials[repr(changes)].turns) if repr(changes) in trials else 0 for changes in heat)
             n_turns = max(turns, FINAL_TURNS - least) if last else turns
             for trial in measure(heat, n_turns):
                 key = repr(trial.changes)
-                known[key] = known[key].join(trial) if key in known else trial
-                outcome.rungs[-1].append(known[key])
+                trials[key] = trials[key].join(trial) if key in trials else trial
+                outcome.rungs[-1].append(trials[key])
             save(outcome)
         outcome.rungs[-1].sort(key=lambda trial: make_sort_key(trial, slo, goal))
         if last or not outcome.complete:
