@@ -96,8 +96,8 @@ class Column:
 
     def read_flags(self) -> np.ndarray:
         """Return bool [n_rows] of 0/1 or true/false; missing is True. Raises DataError for other texts."""
-        known = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
-        parsed = [known.get(value.lower()) for value in self.values]
+        flag_of_text = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
+        parsed = [flag_of_text.get(value.lower()) for value in self.values]
         bad = np.array([flag is None for flag in parsed], bool)
         if bad.any():
             raise self.make_fault_at_value(bad, "is neither 0 nor 1", "Write 0 or 1 (or true, false).")
@@ -209,10 +209,10 @@ def _explain_unreadable(path: Path, reason: str) -> DataError:
         return DataError(
             f"{path}: {row[0] if row else 'a row'} is not UTF-8. Expected UTF-8: save or convert the file as UTF-8."
         )
-    shown, line_break, _ = reason.partition("\n")  # a quote without an end takes the lines that follow into its value
+    first_line, line_break, _ = reason.partition("\n")  # a quote without an end takes the lines that follow into its value
     remedy = f"Quote values that hold the separator {_find_separator(path)!r}, close every quote, or correct that row"
     return DataError(
-        f"{path}: {shown}{' …' if line_break else ''}. {remedy}; .csv files are separated by commas, .tsv files by tabs."
+        f"{path}: {first_line}{' …' if line_break else ''}. {remedy}; .csv files are separated by commas, .tsv files by tabs."
     )
 
 

@@ -199,8 +199,8 @@ def _note_not_ignored(listed: list[str | int], names: pd.DataFrame | None, ignor
     absent = [entry for entry in listed if not np.isin(find_ids([entry], names), ignored_ids).any()]
     if not absent:
         return []
-    shown = ", ".join(repr(entry) for entry in absent[:SHOWN]) + (", …" if len(absent) > SHOWN else "")
-    return [f"ignore_items: no row of the log or the item file has {shown}. Correct the ids, unless only live events have them"]
+    texts = ", ".join(repr(entry) for entry in absent[:SHOWN]) + (", …" if len(absent) > SHOWN else "")
+    return [f"ignore_items: no row of the log or the item file has {texts}. Correct the ids, unless only live events have them"]
 
 
 def _note_odd_ids(columns: list[Column], names: pd.DataFrame | None) -> list[str]:

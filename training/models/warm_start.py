@@ -64,11 +64,11 @@ def read_learned(folder: Path, name: str, item_ids: np.ndarray, shape: SequenceS
     weights = {key: value for key, value in model.state_dict().items() if key != TABLE}
     if any(key not in kept_weights or kept_weights[key].shape != tuple(value.shape) for key, value in weights.items()):
         return None
-    known = np.isin(item_ids, kept_weights[ITEM_IDS])
-    rows = np.searchsorted(kept_weights[ITEM_IDS], item_ids[known])
+    is_known = np.isin(item_ids, kept_weights[ITEM_IDS])
+    rows = np.searchsorted(kept_weights[ITEM_IDS], item_ids[is_known])
     with torch.no_grad():
         model.load_state_dict({key: torch.from_numpy(kept_weights[key]) for key in weights}, strict=False)
-        model.table.weight[:-1][torch.from_numpy(known)] = torch.from_numpy(kept_weights[TABLE][rows])
+        model.table.weight[:-1][torch.from_numpy(is_known)] = torch.from_numpy(kept_weights[TABLE][rows])
     return model
 
 

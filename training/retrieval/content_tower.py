@@ -38,10 +38,10 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
     if n_items < LEAST_ITEMS or not len(tokens):
         return None, None
     places = np.minimum(np.searchsorted(tokens, content.tokens), len(tokens) - 1)
-    known = tokens[places] == content.tokens
+    is_known = tokens[places] == content.tokens
     owners = np.repeat(np.arange(n_items), np.diff(content.offsets))
     shape = (n_items, len(tokens))
-    features = sp.csr_matrix((np.ones(int(known.sum()), np.float32), (owners[known], places[known])), shape=shape)
+    features = sp.csr_matrix((np.ones(int(is_known.sum()), np.float32), (owners[is_known], places[is_known])), shape=shape)
     shuffled = np.random.default_rng(seed).permutation(n_items)
     judged = shuffled[: min(max(int(n_items * JUDGED_SHARE), 1), MOST_JUDGED)]
     fitted = shuffled[len(judged) :][:MOST_ITEMS]

@@ -226,9 +226,9 @@ def compute_repeat_shares(users: np.ndarray, positions: np.ndarray, n_items: int
 def make_neighbour_matrix(neighbours: Neighbours) -> sp.csr_matrix:
     """Return the weights, CSR float32 [n_items, n_items]."""
     n_items = len(neighbours.positions) - 1
-    known = neighbours.positions[:-1] < n_items
-    starts = np.append(0, np.cumsum(known.sum(axis=1)))
-    entries = (neighbours.weights[:-1][known], neighbours.positions[:-1][known], starts)
+    is_known = neighbours.positions[:-1] < n_items
+    starts = np.append(0, np.cumsum(is_known.sum(axis=1)))
+    entries = (neighbours.weights[:-1][is_known], neighbours.positions[:-1][is_known], starts)
     matrix = sp.csr_matrix(entries, shape=(n_items, n_items))
     matrix.sort_indices()
     return matrix

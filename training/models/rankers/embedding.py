@@ -44,10 +44,10 @@ class Table(nn.Module):
         """Return the mean of the non-padding rows, float32 [..., D], zeros where all are padding. rows: int64 [..., L]."""
         if rows.shape[-1] == 1:
             return self.vectors(self.shared[rows]).squeeze(-2)
-        known = rows != PAD_ROW
-        counts = known.sum(dim=-1).flatten()
+        is_known = rows != PAD_ROW
+        counts = is_known.sum(dim=-1).flatten()
         offsets = counts.cumsum(0) - counts
-        means = functional.embedding_bag(self.shared[rows[known]], self.vectors.weight, offsets, mode="mean")
+        means = functional.embedding_bag(self.shared[rows[is_known]], self.vectors.weight, offsets, mode="mean")
         return means.view(*rows.shape[:-1], self.vectors.embedding_dim)
 
     def array(self) -> np.ndarray:

@@ -330,8 +330,8 @@ def find_taken(features: Features, later: pd.DataFrame, user_ids: np.ndarray, ca
     order = np.argsort(user_ids)
     place = np.searchsorted(user_ids, positives["user_id"].to_numpy(), sorter=order)
     row = order[np.minimum(place, len(order) - 1)]
-    known = user_ids[row] == positives["user_id"].to_numpy()
+    is_known = user_ids[row] == positives["user_id"].to_numpy()
     width = features.items.n_items + 1
-    pairs = (row * width + features.items.find_positions(positives["item_id"].to_numpy()))[known]
+    pairs = (row * width + features.items.find_positions(positives["item_id"].to_numpy()))[is_known]
     candidate_codes = np.arange(len(user_ids))[:, None] * width + candidates
     return np.isin(candidate_codes, pairs) & (candidates < width - 1)
