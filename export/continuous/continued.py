@@ -52,8 +52,8 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
     user_changes = {change.id: change for change in changes if change.type != ITEM_CHANGED}
     batches, notes = read_events(dataset, folder, before_s, ignored_ids, item_changes)
     events = pd.concat([make_frame(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
-    known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
-    new = events[~pd.MultiIndex.from_frame(events[KEY]).isin(known)]
+    known_keys = pd.MultiIndex.from_frame(dataset.interactions[KEY])
+    new = events[~pd.MultiIndex.from_frame(events[KEY]).isin(known_keys)]
     item_names = add_names(dataset.item_names, item_changes)
     items = merge_items(dataset.items, item_names, new["item_id"].unique(), item_changes)
     users = add_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
@@ -238,9 +238,9 @@ def fit_context(value: object, dtype: Any) -> object:
 
 def add_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
     """Return a table with a row for every id, sorted by id. Values of new rows are missing; lists are empty."""
-    known = table[key].to_numpy()
-    new = np.setdiff1d(np.fromiter(ids, np.int64), known)
-    merged = table.set_index(key).reindex(pd.Index(np.union1d(known, new), name=key)).reset_index()[table.columns]
+    known_ids = table[key].to_numpy()
+    new = np.setdiff1d(np.fromiter(ids, np.int64), known_ids)
+    merged = table.set_index(key).reindex(pd.Index(np.union1d(known_ids, new), name=key)).reset_index()[table.columns]
     is_new = np.isin(merged[key], new)
     for name in [name for name, dtype in table.dtypes.items() if dtype.kind == "O"]:
         is_list = len(table) > 0 and isinstance(table[name].iloc[0], list)
@@ -289,13 +289,13 @@ def note_overridden(
 
     changed: the table with the changes; remedy: what else than `upsert` brings the data set's values back
     """
-    known = np.intersect1d(table[key], np.fromiter(changes, np.int64))
-    before, after = (rows.set_index(key).loc[known].astype(str) for rows in (table, changed))
+    known_ids = np.intersect1d(table[key], np.fromiter(changes, np.int64))
+    before, after = (rows.set_index(key).loc[known_ids].astype(str) for rows in (table, changed))
     differs = before != after
     count = int(differs.any(axis=1).sum())
     if not count:
         return []
-    oldest_ms = min(changes[row].set_ms[name] for row in known for name in differs.columns[differs.loc[row].to_numpy()])
+    oldest_ms = min(changes[row].set_ms[name] for row in known_ids for name in differs.columns[differs.loc[row].to_numpy()])
     oldest = time.strftime("%Y-%m-%d", time.gmtime(oldest_ms / 1_000))
     return [
         f"{name} with values from upsert that differ from the data set's: {count:,}, the oldest set on {oldest}. Those of "

@@ -214,8 +214,8 @@ def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settin
     known_until_s = UserStore(find_stage_folder(repo, STAGES[0], serving) / "store").as_of_s
     new_s = times_s[times_s > known_until_s]
     if len(new_s) < least_events:
-        known = f", which learned events until {format_time(known_until_s)}" if known_until_s > time.time() else ""
-        return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}{known}"
+        known_text = f", which learned events until {format_time(known_until_s)}" if known_until_s > time.time() else ""
+        return f"{len(new_s):,} events are newer than generation {serving}, of {least_events:,}{known_text}"
     last_s = int(dataset.interactions["timestamp"].max())
     newest_s, split_s = int(new_s[-1]), int(np.quantile(new_s, 1 - JUDGED_SHARE, method="lower"))
     judged_from_s = max(min(split_s + 1, newest_s), last_s + 1)

@@ -92,8 +92,8 @@ def judge(candidate: Answers, serving: Answers, items: np.ndarray, user_ids: np.
     gains, serving_gains = (compute_gains(find_ranks(answers.items, items)) for answers in (candidate, serving))
     quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
     low, high = resample_mean(gains - serving_gains, user_ids, rng)
-    shown, serving_shown = (len(np.setdiff1d(answers.items, [PAD_ID])) for answers in (candidate, serving))
-    coverage = shown / max(serving_shown, 1)
+    n_shown, n_serving_shown = (len(np.setdiff1d(answers.items, [PAD_ID])) for answers in (candidate, serving))
+    coverage = n_shown / max(n_serving_shown, 1)
     both = share_candidates(candidate, serving)
     hits = (candidate.candidates == items[:, None]) & np.isfinite(both[0])
     rankable = find_rankable(both[0], hits)
@@ -172,12 +172,12 @@ def measure_calibration_error(scores: np.ndarray, hits: np.ndarray) -> float:
     the error of predicting no hits.
     """
     middle = np.median(np.flatnonzero(find_rankable(scores, hits)))
-    known = np.isfinite(scores)
-    log_shares = log_softmax(np.where(known, scores.astype(np.float64), PAD_SCORE), axis=1)
+    is_known = np.isfinite(scores)
+    log_shares = log_softmax(np.where(is_known, scores.astype(np.float64), PAD_SCORE), axis=1)
     log_odds = log_shares - np.log(-np.expm1(np.minimum(log_shares, -1e-12)))
     earlier = np.arange(len(scores))[:, None] <= middle
     (fit_log_odds, fit_hits), (judged_log_odds, judged_hits) = (
-        (log_odds[part][:, None], hits[part]) for part in (known & earlier, known & ~earlier)
+        (log_odds[part][:, None], hits[part]) for part in (is_known & earlier, is_known & ~earlier)
     )
     return compute_binned_error(
         LogisticRegression().fit(fit_log_odds, fit_hits).predict_proba(judged_log_odds)[:, 1], judged_hits

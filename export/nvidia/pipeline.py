@@ -84,12 +84,12 @@ class MerlinPipeline:
         raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
 
     def _run_ensemble(self, config: Any, tensors: Arrays) -> Arrays:
-        known = dict(tensors)
+        arrays = dict(tensors)
         for step in config.ensemble_scheduling.step:
-            inputs = {name_in_step: known[source] for name_in_step, source in step.input_map.items() if source in known}
+            inputs = {name_in_step: arrays[source] for name_in_step, source in step.input_map.items() if source in arrays}
             outputs = self._runs[step.model_name](inputs)
-            known |= {target: outputs[name_in_step] for name_in_step, target in step.output_map.items()}
-        return {tensor.name: known[tensor.name] for tensor in config.output}
+            arrays |= {target: outputs[name_in_step] for name_in_step, target in step.output_map.items()}
+        return {tensor.name: arrays[tensor.name] for tensor in config.output}
 
 
 class _Lookup:

@@ -113,12 +113,12 @@ def _place_pairs(weight: np.ndarray, width: int, places: list[int], slots: int) 
 
 def make_tables(rows: SparseTable, trained: Inputs, exported: Inputs) -> dict[str, np.ndarray]:
     """Return exported slot -> float32 [rows, D]; zeros for padding and for keys and slots that were not trained."""
-    width, known = rows.vectors.shape[1], {slot.name: slot for slot in trained.slots}
+    width, known_slots = rows.vectors.shape[1], {slot.name: slot for slot in trained.slots}
     tables = {}
     for slot in exported.slots:
         table = np.zeros((slot.rows, width), np.float32)
-        if slot.name in known:
-            slot_keys = known[slot.name].first_key + np.arange(slot.rows)
+        if slot.name in known_slots:
+            slot_keys = known_slots[slot.name].first_key + np.arange(slot.rows)
             table = find_slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), slot_keys).copy()
             table[PAD_ROW] = 0.0
         tables[slot.name] = table

@@ -107,8 +107,8 @@ def main():
     model.compile()
     model.summary()
     model.graph_to_json(graph_config_file=NAME + ".json")
-    shown = max(1, iterations // 10)
-    model.fit(max_iter=iterations + 1, display=shown, eval_interval=shown, snapshot=iterations, snapshot_prefix=NAME)
+    interval = max(1, iterations // 10)
+    model.fit(max_iter=iterations + 1, display=interval, eval_interval=interval, snapshot=iterations, snapshot_prefix=NAME)
 
 
 if __name__ == "__main__":
