@@ -134,7 +134,7 @@ def measure_warming(stretch: Stretch, active_ids: np.ndarray) -> list[Figure]:
     visits, day_s = stretch.visits, TTLS_S["1 day"]
     visits = visits.take(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + day_s)))
     name = "hit rate of the first day's visits, warmed with"
-    return [Figure(name=f"{name} {who}", values=[replay_hit_rate(visits, day_s, True, ids)]) for who, ids in chosen.items()]
+    return [Figure(name=f"{name} {group}", values=[replay_hit_rate(visits, day_s, True, ids)]) for group, ids in chosen.items()]
 
 
 @dataclass
@@ -215,7 +215,7 @@ def make_figures(reading: str, way: Way, plain: Way, triton_hits: int) -> list[F
     if way.cache and hits.any() and not hits.all():
         times_ms |= {"p50 of a hit": np.median(latencies_ns[hits]) / 1e6, "p50 of a miss": np.median(latencies_ns[~hits]) / 1e6}
     times_ms["saved per request, mean"] = (plain_ns.mean() - latencies_ns.mean()) / 1e6
-    figures = [Figure(name=f"{name}: {what}", values=[float(ms)], unit="ms") for what, ms in times_ms.items()]
+    figures = [Figure(name=f"{name}: {title}", values=[float(ms)], unit="ms") for title, ms in times_ms.items()]
     return [Figure(name=f"{name}: hit rate", values=[n_hits / len(latencies_ns)]), *figures]
 
 

@@ -194,10 +194,10 @@ def measure_qualities(scores: np.ndarray, work: Workload) -> Qualities:
     ranked = np.take_along_axis(test.candidates, np.argsort(-scores, axis=1, kind="stable"), axis=1)[:, :20]
     rows, columns = np.nonzero(test.valid)
     positions = test.candidates[rows, columns]
-    taken = sp.csr_matrix(scores.shape, dtype=bool).tolil()
+    labels = sp.csr_matrix(scores.shape, dtype=bool).tolil()
     is_hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
-    taken[rows[is_hit], columns[is_hit]] = True
-    candidate_auc = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
+    labels[rows[is_hit], columns[is_hit]] = True
+    candidate_auc = auc(np.where(test.valid, scores, 0.0), labels.tocsr(), sp.csr_matrix(~test.valid))
     return Qualities(ndcg_at(ranked, work.relevant, 10), recall_at(ranked, work.relevant, 20), candidate_auc)
 
 
@@ -273,7 +273,7 @@ def measure(dataset: Dataset, seeds: list[int], say: Say) -> list[Figure]:
             networks = [measure_quality(variant, work, us) for variant, us in zip(variants, latencies, strict=True)]
         rounds.append(make_figures(networks, measure_ensemble(ensemble, work)))
     values = [[figure.values[0] for figure in same] for same in zip(*rounds, strict=True)]
-    return [figure.model_copy(update={"values": own}) for figure, own in zip(rounds[0], values, strict=True)]
+    return [figure.model_copy(update={"values": own_values}) for figure, own_values in zip(rounds[0], values, strict=True)]
 
 
 def main(

@@ -101,14 +101,14 @@ class Load:
         """Send events to Kafka; while it is away, they wait to be sent. Return their ids."""
         if self._producer is None:
             self._producer = Producer({"bootstrap.servers": brokers, "reconnect.backoff.max.ms": 500, "log_level": 0})
-        sent = set()
+        event_ids = set()
         for number in range(count):
             self._count += 1
             event_id, user = f"{self._time_ms}-kafka-{self._count}", FIRST_USER + self._count
             event = {"user_id": user, "item_id": ITEM, "event_id": event_id, "timestamp_ms": self._time_ms}
             self._producer.produce(TOPIC, json.dumps(event).encode(), partition=number % PARTITIONS)
-            sent.add(event_id)
-        return sent
+            event_ids.add(event_id)
+        return event_ids
 
     def count_lost(self, folder: Path, messages: set[str]) -> tuple[int, int]:
         """Return how many acknowledged events the log lacks, and how many of them and of Kafka's messages it has twice."""

@@ -94,8 +94,8 @@ class MetricsPage:
         for at_s, samples in self.readings.copy():
             if not begun_s <= at_s <= ended_s:
                 continue
-            found = [UNREACHABLE] if samples is None else [key[0] for key in samples if self._is_signal(key, samples, before)]
-            for name in found:
+            names = [UNREACHABLE] if samples is None else [key[0] for key in samples if self._is_signal(key, samples, before)]
+            for name in names:
                 signals.setdefault(name, at_s - begun_s)
         return signals
 

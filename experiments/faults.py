@@ -53,8 +53,8 @@ class Site:
 
     def find_supervisors(self) -> list[psutil.Process]:
         """Return the supervisor, without the process that starts it again; empty while it does not run."""
-        found = list_supervisors(self.served.state.tag)
-        return [process for process in found if "server.supervisor" not in read_command(process)]
+        supervisors = list_supervisors(self.served.state.tag)
+        return [process for process in supervisors if "server.supervisor" not in read_command(process)]
 
     @property
     def live_folder(self) -> Path:
@@ -229,8 +229,8 @@ def take_port(site: Site) -> Iterator[None]:
         os.kill(state.pid, signal.SIGKILL)
         while not is_free(state.ports.grpc):  # until the killed server is gone
             time.sleep(POLL_S)
-        taken = socket.create_server(("127.0.0.1", state.ports.grpc))
-    with taken:
+        listener = socket.create_server(("127.0.0.1", state.ports.grpc))
+    with listener:
         yield
 
 

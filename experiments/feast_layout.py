@@ -57,7 +57,7 @@ def draw_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict],
         record["event_count"], record["sum_weight"] = number, rng.normal()
     items["event_count"], items["decayed"] = np.arange(N_ENTITIES), rng.random((N_ENTITIES, 3))
     seen = [rng.integers(0, 1 << 53, number).tolist() for number in range(N_ENTITIES)]
-    user_rows = [list_user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
+    user_rows = [list_user_features(record, seen_items, NAMES) for record, seen_items in zip(users, seen, strict=True)]
     return user_rows, [list_item_features(record) for record in items]
 
 
@@ -66,22 +66,22 @@ def write(state: RedisState, view: View, ids: np.ndarray, rows: list[dict]) -> N
     assert state.change(view, ids, nothing, [view.encode(row) for row in rows], [0] * len(rows)).all()
 
 
-def find_differences(view: View, expected: list[dict], found: list[dict]) -> list[str]:
+def find_differences(view: View, expected: list[dict], actual: list[dict]) -> list[str]:
     """Return where two lists of features differ."""
     return [
-        f"{view.name} {row} {name}: {read.get(name)!r}, expected {written[name]!r}"
-        for row, (written, read) in enumerate(zip(expected, found, strict=True))
+        f"{view.name} {row} {name}: {row_read.get(name)!r}, expected {expected_row[name]!r}"
+        for row, (expected_row, row_read) in enumerate(zip(expected, actual, strict=True))
         for name in view.features
-        if not is_equal(written[name], read.get(name))
+        if not is_equal(expected_row[name], row_read.get(name))
     ]
 
 
-def is_equal(expected: Any, found: Any) -> bool:
+def is_equal(expected: Any, actual: Any) -> bool:
     if isinstance(expected, list) and not expected:
-        return not found  # Feast gives None for an empty list
+        return not actual  # Feast gives None for an empty list
     if isinstance(expected, list) and isinstance(expected[0], float):
-        return np.array_equal(np.array(expected, np.float32), np.array(found or [], np.float32), equal_nan=True)
-    return expected == found
+        return np.array_equal(np.array(expected, np.float32), np.array(actual or [], np.float32), equal_nan=True)
+    return expected == actual
 
 
 def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
@@ -89,16 +89,16 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
     layout, rng = Layout(), np.random.default_rng(0)
     views = (USERS_VIEW, ITEMS_VIEW)
     own_ids, feast_ids = np.arange(N_ENTITIES) - 25, np.arange(N_ENTITIES) + 1_000
-    ours, theirs = (draw_features(layout, rng) for _ in range(2))
+    our_rows, their_rows = (draw_features(layout, rng) for _ in range(2))
     to_write = {
         view.name: [
             {view.join_key: int(key)} | {name: row[name] for name in view.features}
             for key, row in zip(feast_ids, rows, strict=True)
         ]
-        for view, rows in zip(views, theirs, strict=True)
+        for view, rows in zip(views, their_rows, strict=True)
     }
     with closing(RedisState(address, PROJECT_NAME)) as state:
-        for view, rows in zip(views, ours, strict=True):
+        for view, rows in zip(views, our_rows, strict=True):
             write(state, view, own_ids, rows)
         request = {
             "views": {view.name: {"join_key": view.join_key, "features": dict(view.features)} for view in views},
@@ -112,10 +112,10 @@ def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
         )
         answer = json.loads((folder / "answered.json").read_text())
         faults = []
-        for view, own, other in zip(views, ours, theirs, strict=True):
-            faults += [f"Feast reads {fault}" for fault in find_differences(view, own, answer["read"][view.name])]
-            read = [entity.values for entity in state.read(view, feast_ids)]
-            faults += [f"we read {fault}" for fault in find_differences(view, other, read)]
+        for view, own_rows, other in zip(views, our_rows, their_rows, strict=True):
+            faults += [f"Feast reads {fault}" for fault in find_differences(view, own_rows, answer["read"][view.name])]
+            read_rows = [entity.values for entity in state.read(view, feast_ids)]
+            faults += [f"we read {fault}" for fault in find_differences(view, other, read_rows)]
     return faults, answer["vectors"]
 
 
@@ -126,11 +126,11 @@ def main(
     """Check the layout against Feast. Exit code 1 when anything differs."""
     machine, python = read_machine(), make_environment("feast", (FEAST,))
     with tempfile.TemporaryDirectory() as name, RedisNode(Path(name)) as node:
-        faults, theirs = check(Path(name), node.address, python)
+        faults, feast_bytes = check(Path(name), node.address, python)
     for fault in faults[:20]:
         typer.echo(fault, err=True)
     if vectors:
-        VECTORS.write_text(json.dumps(theirs, indent=1) + "\n")
+        VECTORS.write_text(json.dumps(feast_bytes, indent=1) + "\n")
         typer.echo(f"wrote {VECTORS}", err=True)
     both_ways = ("written by us and read by Feast", "written by Feast and read by us")
     figures = [Figure(name=f"users and items {way}", values=[2 * N_ENTITIES]) for way in both_ways]

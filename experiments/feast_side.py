@@ -101,15 +101,15 @@ def make_vectors(project: str, views: dict, samples: dict) -> dict:
 
 def main() -> None:
     address, project, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    asked = json.loads((folder / "asked.json").read_text())
+    request = json.loads((folder / "asked.json").read_text())
     store = open_store(address, project, folder)
-    define(store, asked["views"], folder)
-    answered: dict = {"read": {}}
-    for name, view in asked["views"].items():
-        answered["read"][name] = read(store, name, view, asked["ids"][name])
-        write(store, name, view, asked["to_write"][name])
-    answered["vectors"] = make_vectors(project, asked["views"], asked["samples"])
-    (folder / "answered.json").write_text(json.dumps(answered))
+    define(store, request["views"], folder)
+    answer: dict = {"read": {}}
+    for name, view in request["views"].items():
+        answer["read"][name] = read(store, name, view, request["ids"][name])
+        write(store, name, view, request["to_write"][name])
+    answer["vectors"] = make_vectors(project, request["views"], request["samples"])
+    (folder / "answered.json").write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":

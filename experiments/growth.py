@@ -133,10 +133,10 @@ def make_catalogue_call(n_items: int, n_requests: int, rng: np.random.Generator)
     ages = np.sort(rng.uniform(0, 300, (n_requests, HISTORY)), axis=1).astype(np.float32)
 
     def call(number: int) -> object:
-        own = history[number : number + 1]
-        blocked = Blocked(own[0, :KEPT_OF_HISTORY], np.array([0, KEPT_OF_HISTORY]))
-        positions, scores = search(users[number % len(users)][None], own, blocked, C)
-        return compute_cross_features(statistics, own, ages[number : number + 1], positions, scores)
+        user_history = history[number : number + 1]
+        blocked = Blocked(user_history[0, :KEPT_OF_HISTORY], np.array([0, KEPT_OF_HISTORY]))
+        positions, scores = search(users[number % len(users)][None], user_history, blocked, C)
+        return compute_cross_features(statistics, user_history, ages[number : number + 1], positions, scores)
 
     return call
 

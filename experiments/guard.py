@@ -143,11 +143,11 @@ def measure_looks(count: int, rng: np.random.Generator) -> tuple[float, float, f
 
 def look_twice(store: Path, clicks: EventBatch) -> tuple[float, float, float]:
     """Do what `measure_looks` says in this process. store: folder of a live store with logged answers"""
-    own, seconds = JudgedAnswers(store), []
+    answers, seconds = JudgedAnswers(store), []
     before_mib = read_most_mib()
     for _ in range(2):
         began_s = time.perf_counter()
-        judge(EXPERIMENT, own.read(EXPERIMENT), [(np.arange(len(clicks.headers)), clicks)])
+        judge(EXPERIMENT, answers.read(EXPERIMENT), [(np.arange(len(clicks.headers)), clicks)])
         seconds.append(time.perf_counter() - began_s)
     return seconds[0], seconds[1], read_most_mib() - before_mib
 
@@ -177,7 +177,7 @@ def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
         "ten times as slow": ("latency_ms", pa.array([80.0])),
         "all its answers are degraded": ("degraded", pa.array([["ranker"]])),
     }
-    found = {fault: count_until_found(column, broken, rng) for fault, (column, broken) in late.items()}
+    counts = {fault: count_until_found(column, broken, rng) for fault, (column, broken) in late.items()}
     first_s, next_s, mib = measure_looks(many, rng)
     return [
         Figure(name=f"{runs} A/A experiments that the guard ended", values=[alarms / runs], at_most=MOST_ALARMS),
@@ -197,7 +197,7 @@ def measure(runs: int, many: int, rng: np.random.Generator) -> list[Figure]:
         ],
         *[
             Figure(name=f"from its answer {BREAKS_AT // 2:,} on, {fault}: answers until rolled back", values=[count])
-            for fault, count in found.items()
+            for fault, count in counts.items()
         ],
         Figure(name=f"a guard's first look at {many:,} answers", values=[first_s], unit="s"),
         Figure(name="its next look", values=[next_s], unit="s"),

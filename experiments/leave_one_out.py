@@ -235,8 +235,8 @@ def find_earlier_items(users: np.ndarray, items: np.ndarray, rows: np.ndarray, n
     """Return CSR [U, n_items]: the items of each row's user in earlier rows."""
     starts = np.searchsorted(users, users[rows])
     lengths = rows - starts
-    taken = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-    entries = (np.ones(len(taken), np.float32), (np.repeat(np.arange(len(rows)), lengths), items[taken]))
+    positions = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+    entries = (np.ones(len(positions), np.float32), (np.repeat(np.arange(len(rows)), lengths), items[positions]))
     return sp.csr_matrix(entries, shape=(len(rows), n_items))
 
 
@@ -304,11 +304,11 @@ def make_figures(name: str, qualities: Qualities) -> list[Figure]:
         for answerer, by_title in measured.items()
         for title, values in by_title.items()
     ]
-    served = measured.pop(SERVED)
+    served_values = measured.pop(SERVED)
     for title in ("Recall@10", "NDCG@10"):
-        ratios = [value / other for value, other in zip(served[title], measured[SASREC][title], strict=True)]
+        ratios = [value / other for value, other in zip(served_values[title], measured[SASREC][title], strict=True)]
         figures.append(Figure(name=f"served over SASRec: {title}", values=ratios, unit="x", at_least=1.1))
-    for title, values in served.items():
+    for title, values in served_values.items():
         best = max(np.median(by_title[title]) for by_title in measured.values())
         ratio = float(np.median(values) / best)
         figures.append(Figure(name=f"served over the best baseline: {title}", values=[ratio], unit="x"))

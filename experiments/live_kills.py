@@ -292,14 +292,14 @@ def count_differing(one: Counter[int], other: Counter[int]) -> int:
     return sum(one[key] != other[key] for key in one.keys() | other.keys())
 
 
-def make_figures(found: FaultCounts, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
+def make_figures(counts: FaultCounts, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
     return [
         *(Figure(name=f"SIGKILLs, {name}", values=[float(count)]) for name, count in kills.items()),
         Figure(name="SIGKILLs", values=[float(sum(kills.values()))], at_least=LEAST_KILLS),
-        Figure(name="events of the logs", values=[float(found.events)], at_least=1),
+        Figure(name="events of the logs", values=[float(counts.events)], at_least=1),
         Figure(name="acknowledged events that were checked", values=[float(acknowledged)], at_least=1),
-        Figure(name="events sent again after a kill that were there already", values=[float(found.repeated)], at_least=1),
-        *(Figure(name=kind, values=[float(found.wrong[kind])], at_most=0) for kind in FAULTS),
+        Figure(name="events sent again after a kill that were there already", values=[float(counts.repeated)], at_least=1),
+        *(Figure(name=kind, values=[float(counts.wrong[kind])], at_most=0) for kind in FAULTS),
     ]
 
 
@@ -315,10 +315,10 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "shop.live"
         acknowledged = kill_processes(folder, writer_kills, machine_kills, rng)
-        found = check_store(folder, acknowledged)
+        counts = check_store(folder, acknowledged)
     of_server, posted = kill_server(repo, server_kills, rng)
     kills = {"writer": writer_kills, "machine": machine_kills, "server": server_kills}
-    figures = make_figures(found + of_server, len(acknowledged) + posted, kills)
+    figures = make_figures(counts + of_server, len(acknowledged) + posted, kills)
     command = f"python -m experiments.live_kills {' '.join(f'--{name}-kills {count}' for name, count in kills.items())}"
     title, conditions = "SIGKILLs while events are written", f"{WRITERS} writers and a reader; {CLIENTS} clients of the server"
     finish("live-kills", title, command, conditions, figures, results, machine)

@@ -138,12 +138,12 @@ def attack(
     statuses: dict[str, Counter] = {kind: Counter() for kind in kinds}
     valid = ValidRequests(served.grpc_url, served.draw_user_ids(KNOWN_ANSWERS, rng))
     valid.start()
-    sent = 0
-    while sent < count:
-        size = min(1_000, max((count - sent) // len(kinds), 1))
+    n_sent = 0
+    while n_sent < count:
+        size = min(1_000, max((count - n_sent) // len(kinds), 1))
         for kind, send in kinds.items():
             statuses[kind] += send(size)
-            sent += size
+            n_sent += size
     valid.finish()
     return statuses, valid
 

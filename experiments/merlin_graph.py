@@ -106,8 +106,8 @@ class RandomGraph(Graph):
         """Add the look-up of all tables, stored one after another in one array: float32 [N, F, D]."""
         starts = np.concatenate([[0], np.cumsum(cardinalities)])
         tables = self.rng.normal(size=(starts[-1], EMBEDDING_WIDTH)).astype(np.float32)
-        at = self.add("Add", (CODES, self.add_constant("starts", starts[:-1].astype(np.int64))), "rows_at")
-        return self.add("Gather", (self.add_constant("tables", tables), at), "rows", axis=0)
+        positions = self.add("Add", (CODES, self.add_constant("starts", starts[:-1].astype(np.int64))), "rows_at")
+        return self.add("Gather", (self.add_constant("tables", tables), positions), "rows", axis=0)
 
     def add_layers(self, name: str, source: str, widths: Sequence[int], last_relu: bool) -> str:
         for number, (width, next_width) in enumerate(pairwise(widths)):

@@ -139,7 +139,7 @@ def list_slates(frame: pd.DataFrame) -> np.ndarray:
     """Return the rows of each slate, int64 [slates, positions]."""
     rows = [np.flatnonzero(frame["position"] == position) for position in np.unique(frame["position"])]
     count = min(map(len, rows))
-    return np.stack([own[:count] for own in rows], axis=1)
+    return np.stack([position_rows[:count] for position_rows in rows], axis=1)
 
 
 def read_slates(frame: pd.DataFrame, slates: np.ndarray, policy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,27 +218,27 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
                 ("whose interval holds the truth", holding),
                 ("that agree with half of the other log", equal),
             ):
-                held = f"{judged}, {name}: seeds of {SEEDS} {question}"
-                figures.append(Figure(name=held, values=[sum(verdicts[name])], at_least=LEAST_HOLDING))
+                title = f"{judged}, {name}: seeds of {SEEDS} {question}"
+                figures.append(Figure(name=title, values=[sum(verdicts[name])], at_least=LEAST_HOLDING))
         clicks = [100 * sum_position_rates(on_policy)]
         figures.append(Figure(name=f"{judged}, slates, clicks of {positions} positions as they were", values=clicks, unit="%"))
         for name in SLATES:
             if name in slates:
                 figures.append(to_figure(f"{judged}, {name}: estimate", slates[name]))
             figures.append(Figure(name=f"{judged}, {name}: seeds of {SEEDS} with an estimate", values=[len(holding[name])]))
-            held = f"{judged}, {name}: seeds of {SEEDS} whose interval holds the truth"
-            figures.append(Figure(name=held, values=[sum(holding[name])], at_least=LEAST_HOLDING))
+            title = f"{judged}, {name}: seeds of {SEEDS} whose interval holds the truth"
+            figures.append(Figure(name=title, values=[sum(holding[name])], at_least=LEAST_HOLDING))
             wrong = f"{judged}, {name}: seeds of {SEEDS} whose interval does not"
             figures.append(Figure(name=wrong, values=[len(holding[name]) - sum(holding[name])], at_most=MOST_WRONG))
         if compare_with_obp:
             others, more_arrays = estimate_other_slates(log, policy)
             script = Path(__file__).with_name("off_policy_obp.py")
-            theirs = run_in_environment("obp", OBP_NEEDS, script, arrays | slate_arrays | more_arrays, OBP)
+            reference = run_in_environment("obp", OBP_NEEDS, script, arrays | slate_arrays | more_arrays, OBP)
             for name, estimate in (estimates | slates | others).items():
-                differences[name].append(abs(theirs[name] - estimate.value))
-    for name, found in differences.items():
-        difference = f"{name}, largest difference from obp, of {len(found)} logs"
-        figures.append(Figure(name=difference, values=[max(found)], at_most=MOST_DIFFERENCE))
+                differences[name].append(abs(reference[name] - estimate.value))
+    for name, values in differences.items():
+        difference = f"{name}, largest difference from obp, of {len(values)} logs"
+        figures.append(Figure(name=difference, values=[max(values)], at_most=MOST_DIFFERENCE))
     return figures
 
 

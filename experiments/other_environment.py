@@ -54,7 +54,7 @@ def make_environment(name: str, packages: tuple[str, ...], without_dependencies:
 
 
 def _run(command: list[str], timeout_s: float) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    if done.returncode:
-        raise RecommenderError(f"`{' '.join(command[:5])} …` failed with exit code {done.returncode}:\n{done.stderr[-2_000:]}")
-    return done.stdout
+    run = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if run.returncode:
+        raise RecommenderError(f"`{' '.join(command[:5])} …` failed with exit code {run.returncode}:\n{run.stderr[-2_000:]}")
+    return run.stdout

@@ -231,7 +231,7 @@ def measure_at_half(bench: Bench, copy: str, peak_rate: float) -> Values:
     spent = read_server_time(bench).compute_per_answer(before, half.latency.count)
     values = {"p50": half.latency.p50_ms, "p99": half.latency.p99_ms, "errors": half.error_share}
     values |= {"models us": spent.models_us, "server us": spent.server_us}
-    return {f"{copy} half, {what}": value for what, value in values.items()}
+    return {f"{copy} half, {measure}": value for measure, value in values.items()}
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ class ProcessorTime:
     models_s: float
 
     def compute_per_answer(self, earlier: ProcessorTime, answers: int) -> PerAnswer:
-        return PerAnswer(*(1e6 * (now - then) / answers for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+        return PerAnswer(*(1e6 * (now - before) / answers for now, before in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 def read_processor_time(tag: str) -> ProcessorTime:

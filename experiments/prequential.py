@@ -113,9 +113,9 @@ def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) ->
 def make_figures(measured: dict[str, Measured]) -> list[Figure]:
     """Return the figures. measured: by FROZEN, LIVE and KNN"""
     figures = [
-        Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(own.quality, field.name)])
-        for name, own in measured.items()
-        for field in fields(own.quality)
+        Figure(name=f"{name}: {TITLES[field.name]}", values=[getattr(measurement.quality, field.name)])
+        for name, measurement in measured.items()
+        for field in fields(measurement.quality)
     ]
     for other, bounds in LEAST_RATIOS.items():
         for field, at_least in bounds.items():
@@ -127,14 +127,14 @@ def make_figures(measured: dict[str, Measured]) -> list[Figure]:
     return figures
 
 
-def resample_ratio(own: Gains, other: Gains) -> tuple[float, float, float]:
+def resample_ratio(own_gains: Gains, other_gains: Gains) -> tuple[float, float, float]:
     """Return (low, ratio, high) of two means: their ratio and the ends of its 95 % interval. Both have the same questions."""
-    users = np.unique(own.user_ids, return_inverse=True)[1]
-    sums, other_sums = (np.bincount(users, gains.values) for gains in (own, other))
-    drawn = np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))
-    ratios = sums[drawn].sum(axis=1) / np.maximum(other_sums[drawn].sum(axis=1), 1e-12)
+    users = np.unique(own_gains.user_ids, return_inverse=True)[1]
+    sums, other_sums = (np.bincount(users, gains.values) for gains in (own_gains, other_gains))
+    draws = np.random.default_rng(0).integers(0, len(sums), (RESAMPLES, len(sums)))
+    ratios = sums[draws].sum(axis=1) / np.maximum(other_sums[draws].sum(axis=1), 1e-12)
     low, high = np.percentile(ratios, (2.5, 97.5)).tolist()
-    return low, float(own.values.mean() / other.values.mean()), high
+    return low, float(own_gains.values.mean() / other_gains.values.mean()), high
 
 
 def main(

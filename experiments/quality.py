@@ -55,11 +55,11 @@ def make_choice_figures(sources: Mapping[str, Mapping[str, Any]]) -> list[Figure
     """
     figures = []
     for name, choice in sources.items():
-        found = {float(weight): value for weight, value in choice["validation"].items()}
-        if len(found) > 1:  # the model was tried
-            best = max(value for weight, value in found.items() if weight)
+        quality_by_weight = {float(weight): value for weight, value in choice["validation"].items()}
+        if len(quality_by_weight) > 1:  # the model was tried
+            best = max(value for weight, value in quality_by_weight.items() if weight)
             figures.append(Figure(name=f"auto: weight of the {name} model", values=[choice["weight"]]))
-            figures.append(Figure(name=f"auto, validation without the {name} model", values=[found[0.0]]))
+            figures.append(Figure(name=f"auto, validation without the {name} model", values=[quality_by_weight[0.0]]))
             figures.append(Figure(name=f"auto, validation with the {name} model", values=[best]))
     return figures
 

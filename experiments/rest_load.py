@@ -109,17 +109,17 @@ class Connections:
 
     async def ask(self, request: bytes, on_sent: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
         """Send a request. Return (status, body). Raises OSError or TimeoutError."""
-        connection, answered = await self._free.get(), False
+        connection, is_answered = await self._free.get(), False
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if connection is None or not connection.is_open:
                     _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self._port)
                 on_sent()
                 answer = await connection.ask(request)
-                answered = True
+                is_answered = True
                 return answer
         finally:
-            if connection is not None and not answered:
+            if connection is not None and not is_answered:
                 connection.close()
                 connection = None
             self._free.put_nowait(connection)

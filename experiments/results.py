@@ -97,10 +97,10 @@ def write_page(results: dict[str, Result]) -> str:
 
 def describe_result(result: Result) -> str:
     """Return a section: figures that are named "subject: measure" in a table of both, the others one by one."""
-    named = {tuple(record.figure.split(": ", 1)): record for record in result.figures if ": " in record.figure}
-    n_subjects = len({subject for subject, _ in named})
-    often = {measure for measure, count in Counter(measure for _, measure in named).items() if 1 < count >= n_subjects / 2}
-    grid = {key: record for key, record in named.items() if key[1] in often}
+    records = {tuple(record.figure.split(": ", 1)): record for record in result.figures if ": " in record.figure}
+    n_subjects = len({subject for subject, _ in records})
+    often = {measure for measure, count in Counter(measure for _, measure in records).items() if 1 < count >= n_subjects / 2}
+    grid = {key: record for key, record in records.items() if key[1] in often}
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*grid, strict=True)) if grid else ([], [])
     if len(columns) > len(rows):
         rows, columns, grid = columns, rows, {(measure, subject): record for (subject, measure), record in grid.items()}

@@ -135,8 +135,8 @@ def serve_command(
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="scale-")))
         tasks, tags = {}, {}
-        for name, own in repositories.items():
-            state = running.enter_context(own_server(own)).state
+        for name, repository in repositories.items():
+            state = running.enter_context(own_server(repository)).state
             bench, tags[name] = new_bench(read_site(state), name, folder / name), state.tag
             tasks[name] = partial(measure_latency, bench, running.enter_context(take_turns(state.tag)))
         values = run_in_turns(tasks, rounds)

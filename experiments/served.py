@@ -57,8 +57,8 @@ class Served:
 
     def find_stub(self, model: str) -> psutil.Process:
         """Return the process of a Python model's instance."""
-        found = processes.find_server_members(self.state.tag)
-        return next(process for process in found if f"/{model}/" in " ".join(process.cmdline()))
+        members = processes.find_server_members(self.state.tag)
+        return next(process for process in members if f"/{model}/" in " ".join(process.cmdline()))
 
     def find_gateway_processes(self) -> list[psutil.Process]:
         """Return the gateway alone, without its supervisor."""

@@ -81,8 +81,8 @@ def count_until_decided(
     known = users if again else np.arange(most)
     clicks = rng.random(most) < np.where(arms, challenger[users], champion[users])
     for count in list_looks(most):
-        own, seen, of = arms[:count], clicks[:count], known[:count]
-        comparison = compare_arms(Arm.of(seen[~own], of[~own]), Arm.of(seen[own], of[own]))
+        arm, seen, of = arms[:count], clicks[:count], known[:count]
+        comparison = compare_arms(Arm.of(seen[~arm], of[~arm]), Arm.of(seen[arm], of[arm]))
         if comparison.verdict != "undecided":
             return count, 1 if comparison.verdict == "better" else -1
     return most, 0

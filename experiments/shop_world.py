@@ -69,8 +69,8 @@ class World:
         """Return the item, int64 [N], that each user, int64 [N], takes from a shelf of random ones."""
         shelves = self._rng.integers(self.takes.shape[1], size=(len(users), LOOKED_AT))
         chances = self.takes[users[:, None] - 1, shelves]
-        drawn = (chances.cumsum(1) / chances.sum(1, keepdims=True) > self._rng.random((len(users), 1))).argmax(1)
-        return shelves[np.arange(len(users)), drawn] + 1
+        places = (chances.cumsum(1) / chances.sum(1, keepdims=True) > self._rng.random((len(users), 1))).argmax(1)
+        return shelves[np.arange(len(users)), places] + 1
 
     def react(self, user: int, items: np.ndarray) -> np.ndarray:
         """Return which items of a list a user takes, bool [K]; lower places are looked at more rarely."""

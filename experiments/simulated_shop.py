@@ -94,11 +94,11 @@ class Shop:
         times_s = self.now_s + np.sort(rng.uniform(0, hours * 3_600, count))
         for first in range(0, count, BATCH):
             users, now_s = rng.choice(self.world.user_ids, min(BATCH, count - first)), times_s[first : first + BATCH]
-            events, found = [], np.where(rng.random(len(users)) < FOUND, self.world.pick(users), 0)
+            events, found_items = [], np.where(rng.random(len(users)) < FOUND, self.world.pick(users), 0)
             lists, request_id = self.ask(users)
-            for user, items, own, at_s in zip(users, lists, found, now_s, strict=True):
-                taken: dict[int, str | None] = dict.fromkeys(items[self.world.react(user, items)].tolist(), request_id)
-                for item, shown_by in (taken | ({int(own): None} if own else {})).items():
+            for user, items, found_item, at_s in zip(users, lists, found_items, now_s, strict=True):
+                origins: dict[int, str | None] = dict.fromkeys(items[self.world.react(user, items)].tolist(), request_id)
+                for item, shown_by in (origins | ({int(found_item): None} if found_item else {})).items():
                     events.append(Event(int(user), item, timestamp_ms=int(1_000 * at_s), request_id=shown_by))
                     self.had[user - 1, item - 1] = True
             if events:
@@ -108,9 +108,9 @@ class Shop:
 
     def learn(self, dataset: Dataset) -> Round:
         """Train and judge a generation, and serve it if it passes."""
-        done = follow_once(dataset, self.served.repo, Settings.model_validate(SETTINGS), 1, console)
-        say(done.report)
-        return done
+        round_ = follow_once(dataset, self.served.repo, Settings.model_validate(SETTINGS), 1, console)
+        say(round_.report)
+        return round_
 
 
 def trade_for_days(shop: Shop, dataset: Dataset, rng: np.random.Generator) -> list[Figure]:
@@ -196,12 +196,12 @@ def measure() -> list[Figure]:
         build_repository(dataset, repo, Settings.model_validate(SETTINGS), console)
         with (
             serve_with_gateway(repo, GATEWAY_SETTINGS, run_dir=RUN_DIR) as served,
-            Recommender(served.grpc_url, timeouts=60.0) as asked,
+            Recommender(served.grpc_url, timeouts=60.0) as recommender,
         ):
             had = np.zeros((USERS, ITEMS), bool)
             log = dataset.interactions
             had[log["user_id"].to_numpy() - 1, log["item_id"].to_numpy() - 1] = True
-            shop = Shop(world, served, asked, had, begins_s)
+            shop = Shop(world, served, recommender, had, begins_s)
             figures = compare_with_parts(shop, dataset, scratch, rng)
             figures += trade_for_days(shop, dataset, rng)
             figures.append(count_false_alarms(compute_clicked(world, shop.rank_lists()), RUNS, rng))

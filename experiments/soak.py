@@ -82,8 +82,8 @@ class Shared:
     def count(self, instance: int, kind: str, keys: np.ndarray, degraded: bool) -> None:
         index = (degraded * len(self.lookups) + instance) * len(FAULTS) + FAULTS.index(kind)
         if len(keys) and self.wrong[index] < SHOWN:
-            what = f"{kind}, {'degraded' if degraded else 'not degraded'}, keys {keys[:SHOWN].tolist()}"
-            print(f"instance {instance} at {time.monotonic():.3f} s: {what}", file=sys.stderr, flush=True)
+            fact = f"{kind}, {'degraded' if degraded else 'not degraded'}, keys {keys[:SHOWN].tolist()}"
+            print(f"instance {instance} at {time.monotonic():.3f} s: {fact}", file=sys.stderr, flush=True)
         self.wrong[index] += len(keys)
 
     def sum_counts(self) -> tuple[dict[str, int], dict[str, int]]:

@@ -65,7 +65,7 @@ class Checker:
         np.maximum.at(self._given, keys[known], version[known].astype(np.int32))
         of_kind = {"foreign": foreign, "torn": torn & ~foreign, "early": ~foreign & ~torn & ~known}
         of_kind |= {"stale": known & (version < applied), "fallen": known & (version < given), "late": known & (version < due)}
-        return {kind: keys[there] for kind, there in of_kind.items() if there.any()}, answer.degraded
+        return {kind: keys[is_faulty] for kind, is_faulty in of_kind.items() if is_faulty.any()}, answer.degraded
 
 
 class Due:

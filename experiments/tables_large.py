@@ -80,7 +80,7 @@ class Side:
 
     def read_ram_share(self, rows: int) -> float:
         """Return memory over the large table's bytes: RocksDB of every instance, and L2, which they share."""
-        l2_bytes = [int(held) for level, held in self.read_metric(BYTES_HELD, "level") if level == "l2"]
+        l2_bytes = [int(n_bytes) for level, n_bytes in self.read_metric(BYTES_HELD, "level") if level == "l2"]
         return compute_ram_share(rows, max(l2_bytes), processes=len(l2_bytes))
 
     def read_metric(self, name: str, label: str) -> list[tuple[str, float]]:

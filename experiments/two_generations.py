@@ -34,7 +34,7 @@ P50_OVER_ONE = 1.1  # bound of an A/B test
 MODES: dict[str, Mode] = {"two": "ab", "shadow": "shadow", "interleaved": "interleave"}
 
 
-def ask(served: Served, users: list[int], what: str) -> dict[str, float]:
+def ask(served: Served, users: list[int], mode: str) -> dict[str, float]:
     """Return the latencies of one client, and the memory of the server and its gateway."""
     requests = [encode_get(f"/v1/recommendations?user={user}", x_deadline_ms="5000") for user in users]
     asyncio.run(send_closed_loop(served.port, requests[: len(requests) // 5], 1))  # warm
@@ -42,20 +42,20 @@ def ask(served: Served, users: list[int], what: str) -> dict[str, float]:
     latencies_s = answers.select_accepted_s()
     if len(latencies_s) < len(requests):
         raise ServerError(f"{len(requests) - len(latencies_s)} of {len(requests)} requests were not answered by the server.")
-    percentiles = {f"{what}: p{percent}": compute_percentile_ms(latencies_s, percent) for percent in (50, 99)}
-    return percentiles | {f"{what}: memory": served.measure_rss_mb()}
+    percentiles = {f"{mode}: p{percent}": compute_percentile_ms(latencies_s, percent) for percent in (50, 99)}
+    return percentiles | {f"{mode}: memory": served.measure_rss_mb()}
 
 
-def serve_two(served: Served, users: list[int], challenger: int, what: str) -> dict[str, float]:
-    """Let an experiment run while one client asks, and end it. what: a key of MODES"""
-    name = f"{what}-{time.time_ns()}"  # a name serves once
-    begin_experiment([served.state], served.repo, Experiment(name, 0, challenger, 0.5, MODES[what]))
+def serve_two(served: Served, users: list[int], challenger: int, mode: str) -> dict[str, float]:
+    """Let an experiment run while one client asks, and end it. mode: a key of MODES"""
+    name = f"{mode}-{time.time_ns()}"  # a name serves once
+    begin_experiment([served.state], served.repo, Experiment(name, 0, challenger, 0.5, MODES[mode]))
     try:
-        met = asyncio.run(count_generations(served, users[:100]))
-        expected = {served.state.generation, challenger} if what == "two" else {served.state.generation}
-        if set(met) != expected:
-            raise ServerError(f"Users met the generations {dict(met)}; expected {expected}.")
-        return ask(served, users, what)
+        counts = asyncio.run(count_generations(served, users[:100]))
+        expected = {served.state.generation, challenger} if mode == "two" else {served.state.generation}
+        if set(counts) != expected:
+            raise ServerError(f"Users met the generations {dict(counts)}; expected {expected}.")
+        return ask(served, users, mode)
     finally:
         end_experiment(served.repo, "measured")
         unload_challenger(served.grpc_url, served.repo)
@@ -71,11 +71,11 @@ async def count_generations(served: Served, users: list[int]) -> Counter[int]:
 def make_figures(values: dict[str, list[float]]) -> list[Figure]:
     """Return the figures. values: by name, one of each round"""
     figures = [Figure(name=name, values=each, unit="MB" if "memory" in name else "ms") for name, each in values.items()]
-    for what in MODES:
+    for mode in MODES:
         for name in (": p50", ": p99", ": memory"):
-            ratios = np.divide(values[f"{what}{name}"], values[f"one{name}"]).tolist()
-            bound = P50_OVER_ONE if (what, name) == ("two", ": p50") else None
-            figures.append(Figure(name=f"{what} over one{name}", values=ratios, at_most=bound))
+            ratios = np.divide(values[f"{mode}{name}"], values[f"one{name}"]).tolist()
+            bound = P50_OVER_ONE if (mode, name) == ("two", ": p50") else None
+            figures.append(Figure(name=f"{mode} over one{name}", values=ratios, at_most=bound))
     return figures
 
 
@@ -93,7 +93,7 @@ def main(
         with serve_with_gateway(copy, "deadline_ms = 5_000\n") as served:
             users = served.draw_user_ids(requests, np.random.default_rng(0))
             challenger = 1 if served.state.generation == 2 else 2
-            tasks = {what: partial(serve_two, served, users, challenger, what) for what in MODES}
+            tasks = {mode: partial(serve_two, served, users, challenger, mode) for mode in MODES}
             values = run_in_turns({"one": partial(ask, served, users, "one"), **tasks}, rounds)
     command = f"python -m experiments.two_generations --repo {repo} --requests {requests} --rounds {rounds}"
     conditions = f"one client over REST, {requests} requests a round, {rounds} rounds"
