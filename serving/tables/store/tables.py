@@ -46,7 +46,7 @@ class EmbeddingTables:
         names = sorted(path.stem for path in folder.glob("*.npy"))
         if not names:
             raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
-        tables = {name: open_array(folder, name, "r") for name in names}
+        tables = {name: open_array(folder, name) for name in names}
         for name, table in tables.items():
             if table.dtype != np.float32 or table.ndim != 2:
                 raise ArtifactError(
