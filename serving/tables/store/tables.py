@@ -42,7 +42,10 @@ class EmbeddingTables:
 
     @classmethod
     def load(cls, folder: Path) -> EmbeddingTables:
-        """Open the tables of a folder. Raises ArtifactError when there is none, or one is not float32 [rows, D]."""
+        """Open the tables of a folder. Raises ArtifactError when there is none, or one is not float32 [rows, D].
+
+        They are mapped copy-on-write, because `retrieve` gives new items their rows (`view_writable`).
+        """
         names = sorted(path.stem for path in folder.glob("*.npy"))
         if not names:
             raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
