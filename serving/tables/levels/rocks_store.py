@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Synced(NamedTuple):
-    """What is known to be on disk. It tells damage that RocksDB does not report.
+    """The files that are known to be on disk. They tell damage that RocksDB does not report.
 
     RocksDB takes a truncated log for complete, and a secondary opens the last state that lacks the damaged files.
     write: sequence number of the last write; files: names of the table files, which only newer files ever replace

@@ -65,5 +65,5 @@ def test_a_refresh_stays_within_its_buffers(tmp_path, rows, share, l1):
 
 
 def test_a_share_of_no_whole_sets_would_overflow():
-    """What the test above excludes: 20 % of 122 sets are 1,561 rows, and a refresh writes 25 sets."""
+    """The test above excludes this fault: 20 % of 122 sets are 1,561 rows, and a refresh writes 25 sets."""
     assert measure_buffers(122, 0.2)[:2] == (1_561, 1_600)

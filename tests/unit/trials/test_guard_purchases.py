@@ -27,7 +27,7 @@ BOTH = 4_000  # answers of each arm
     ],
 )
 def test_a_challenger_that_is_clicked_more_has_to_be_bought_as_often(mode, bought, state, reason):
-    """Of the champion's answers, 40 % are viewed and 2 % are bought from. bought: answers of the challenger with a purchase
+    """The champion has 40 % of its answers viewed, and 2 % bought from. bought: answers of the challenger with a purchase
 
     After seven days the experiment ends, without a decision if there was none.
     """
