@@ -113,9 +113,8 @@ class SharedCache(FunctionCache):
         """Write under a lock, because numba numbers its files without one. A failure is only a warning."""
         try:
             with cache_lock():
-                os.makedirs(
-                    self.cache_path, FOLDER_MODE, exist_ok=True
-                )  # another process may have removed it since this one started
+                # another process may have removed it since this one started
+                os.makedirs(self.cache_path, FOLDER_MODE, exist_ok=True)
                 write()
         except OSError as error:
             reason = error.strerror or error
