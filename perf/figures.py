@@ -8,7 +8,6 @@ when a bound is missed or answers differ.
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from pydantic import BaseModel, FiniteFloat
 from rich.console import Console
 
 from perf.command import BROKEN
-from perf.report.results import to_json_line
+from perf.report.results import replace_text, to_json_line
 from perf.report.tables import Row, Table
 from server.start.environment import PROJECT
 
@@ -100,9 +99,7 @@ class Result(BaseModel, frozen=True):
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{self.name}.{os.getpid()}"  # the former figures stay until the new ones are complete
-        draft.write_text(self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
-        draft.replace(folder / f"{self.name}.json")
+        replace_text(folder / f"{self.name}.json", self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
 
 
 def finish(

@@ -125,9 +125,7 @@ class Run(BaseModel):
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / "run.tmp"
-        temporary.write_text(self.model_dump_json(indent=1))
-        temporary.replace(folder / RUN_FILE)
+        replace_text(folder / RUN_FILE, self.model_dump_json(indent=1))
 
     def select_curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
         """Return the levels of one kind, in the order of clients or rate; of a level measured twice, the later one."""
@@ -257,6 +255,13 @@ def hash_configs(repo: Path) -> str:
     for path in sorted(repo.glob("*/config.pbtxt")):
         digest.update(path.parent.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file as a whole: until then, and if writing fails, the former one stays."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def to_json_line(document: dict[str, Any]) -> str:

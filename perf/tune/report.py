@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 
 from export.settings import Settings, read_settings
+from perf.report.results import replace_text
 from perf.report.tables import Row, Table
 from perf.slo import Bound
 from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, apply_changes, describe_changes, find_medians
@@ -50,10 +51,8 @@ def _describe_trial(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str,
 
 
 def save_evidence(path: Path, document: dict[str, Any]) -> None:
-    """Replace the file atomically: it grows during the search."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
-    temporary.replace(path)
+    """Replace the file as a whole: it grows during the search."""
+    replace_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def make_trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
