@@ -239,6 +239,12 @@ def _add_explanations(app: FastAPI, shop: Shop, explainer: Explainer, finder: Si
         is_known = shop.published.find_position(wire_id) is not None
         return JsonResponse({"item": shop.describe_item(wire_id, item_id), "known": is_known, "items": items})
 
+    @app.get("/v1/items/{item_id:path}", response_model=schema.KnownItem, responses=schema.FAILURES)
+    async def describe_item(item_id: PathId) -> Response:
+        """Return what is known of an item: whether it can be shown at present, or why not."""
+        shop.refresh()
+        return JsonResponse(await explainer.describe_item(item_id))
+
     described: dict[str, Any] = {"responses": schema.FAILURES, "openapi_extra": describe_parameters(ExplainParameters)}
 
     @app.get("/v1/explain", response_model=schema.Explanation, **described)

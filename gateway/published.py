@@ -26,7 +26,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES, UPSERT
 from serving.live.catalogue_times import CatalogueTimes
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
-from serving.stages.live.content import UNKNOWN_GROUP, Content, get_text
+from serving.stages.live.content import NO_GROUP, UNKNOWN_GROUP, Content, get_text
 from serving.stages.rules.config import CATEGORY
 from serving.stages.rules.stored import StoredRules
 from triton_recommender import Catalogue
@@ -192,7 +192,8 @@ class Categories:
     def __init__(self, retrieve_folder: Path, item_ids: np.ndarray) -> None:
         """item_ids: int64 [n_items] ascending. Raises ArtifactError."""
         content, self._item_ids = Content.load(retrieve_folder), item_ids
-        self._codes = {name: code for code, name in enumerate(content.names[CATEGORY])}
+        self._names = content.names[CATEGORY]
+        self._codes = {name: code for code, name in enumerate(self._names)}
         self._item_codes = np.array(content.codes[CATEGORY])
         counts, available = (open_array(retrieve_folder, name)[: len(item_ids)] for name in ("recent_popularity", "available"))
         best_first = np.argsort(-counts, kind="stable")
@@ -204,6 +205,11 @@ class Categories:
     def list_items(self, name: str) -> list[int]:
         """Return the items of a category; none of one that nobody has."""
         return self._item_ids[self._item_codes == self._find_code(name)].tolist()
+
+    def find_name(self, position: int) -> str | None:
+        """Return the exported category of the item at a position."""
+        code = int(self._item_codes[position])
+        return None if code == NO_GROUP else self._names[code]
 
     def _list_popular(self, name: str) -> tuple[int, ...]:
         """Return the most popular available items of a category, best first."""

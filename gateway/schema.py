@@ -175,6 +175,24 @@ class Explanation(Strict):
     because: list[Contributor]
 
 
+class KnownItem(Strict):
+    """What recommendations know of an item now. known: whether the export has it or it was added since
+
+    exported: whether it was trained on; why_not: why it cannot be shown, in words, else null
+    popularity_rank: its place among the items that can be shown, by what sold lately, from 1; null if it is not among them
+    pinned_place: the place in each list that the rules give it, from 1; null without one
+    """
+
+    item: Item
+    known: bool
+    exported: bool
+    can_be_shown: bool
+    why_not: str | None
+    category: str | None
+    popularity_rank: int | None
+    pinned_place: int | None
+
+
 class Seen(Item):
     """An item of a user's or session's history. time: of the event, ISO 8601."""
 

@@ -209,6 +209,17 @@ class Shop:
             popular = self._drop_moved(self.published.categories.list_popular(category), category)
         return list(islice((item_id for item_id in popular if not any(item_id in ids for ids in hidden)), count))
 
+    def find_category(self, item_id: int) -> str | None:
+        """Return the category of an item: the one that `upsert` named last, otherwise the exported one."""
+        if item_id in self.live_items.categories:
+            return self.live_items.categories[item_id]
+        position = self.published.find_position(item_id)
+        return None if position is None else self.published.categories.find_name(position)
+
+    def is_blocked(self, item_id: int) -> bool:
+        """Return whether the rules block an item."""
+        return item_id in self._rules.list_blocked()
+
     def has_category(self, name: str) -> bool:
         """Return whether any item has a category."""
         members = self.published.categories.list_items(name)

@@ -90,6 +90,13 @@ class Explainer:
         """
         return await self._thread.run(self._describe_visitor, visitor)
 
+    async def describe_item(self, item: str) -> dict[str, Any]:
+        """Return what recommendations know of an item, as a JSON object (schema.KnownItem). item: the id as the shop writes it
+
+        Raises InvalidRequest, Overloaded or ArtifactError.
+        """
+        return await self._thread.run(self._describe_item, item)
+
     def close(self) -> None:
         """Close all pipelines, once the thread is done with the one that it runs."""
         self._thread.close(wait=True)
@@ -140,6 +147,31 @@ class Explainer:
             if event[0] != PAD_ID
         ]
         return {"known": is_known, "events": int(state.event_count[0]), "history": history}
+
+    def _describe_item(self, item: str) -> dict[str, Any]:
+        shop = self._shop
+        item_id = shop.parse_item_id(item)
+        pipeline = self._load_pipeline(shop.published.generation)
+        retrieve = pipeline.stages["retrieve"]
+        popularity = retrieve.search.item_vectors[:, -1]  # what everybody's scores have of it
+        if live_items := retrieve.outputs.live_items:
+            live_items.refresh()
+            popularity = popularity + live_items.arrays.lifts[:-1]  # without the padding row
+        position, servable = int(retrieve.items.find_positions(np.array([item_id]))[0]), retrieve.search.servable[:-1]
+        why_not = explain_unservable(pipeline, position)
+        rank = None if why_not else 1 + int((servable & (popularity > popularity[position])).sum())
+        if not why_not and shop.is_blocked(item_id):
+            why_not = "A rule drops it: blocked_items."
+        return {
+            "item": shop.describe_item(item_id, item),
+            "known": not shop.find_unknown_items({item_id}),
+            "exported": position < len(retrieve.items.ids),
+            "can_be_shown": why_not is None,
+            "why_not": why_not,
+            "category": shop.find_category(item_id),
+            "popularity_rank": rank,
+            "pinned_place": next((slot + 1 for pinned, slot in shop.list_pins() if pinned == item_id), None),
+        }
 
     def _load_pipeline(self, generation: int) -> Pipeline:
         """Return the pipeline of a generation that answers. Load it if it is not loaded, or if its files changed.
@@ -322,14 +354,9 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
     """Return a sentence that explains why `retrieve` did not propose an item."""
     from serving.stages.live.users.live_users import SeenSince
 
+    if why_not := explain_unservable(pipeline, position):
+        return why_not
     retrieve = pipeline.stages["retrieve"]
-    if position >= retrieve.items.n_items:
-        unknown = f"Generation {pipeline.info.generation} does not know the item"
-        if retrieve.items.n_free:
-            return f"{unknown}; an upsert, or the next export, adds it."
-        return f"{unknown} and has no row left for a new one ([live] new_items); after an upsert, the next export adds it."
-    if not retrieve.search.servable[position]:
-        return "It is unavailable."
     if item_id in trace["exclude"][0]:
         return "The request excludes it."
     outputs, history = retrieve.outputs, retrieve.items.find_positions(trace["history_ids"])
@@ -344,3 +371,14 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
         return f"It is not among the {n_new} new items that are candidates: the latest ones, and those with the best scores."
     but_new = f", except those of {n_new} new items, which have places of their own" if n_new else ""
     return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher{but_new}."
+
+
+def explain_unservable(pipeline: Pipeline, position: int) -> str | None:
+    """Return a sentence that explains why no request can get an item, None if some can. position: of the item"""
+    retrieve = pipeline.stages["retrieve"]
+    if position >= retrieve.items.n_items:
+        unknown = f"Generation {pipeline.info.generation} does not know the item"
+        if retrieve.items.n_free:
+            return f"{unknown}; an upsert, or the next export, adds it."
+        return f"{unknown} and has no row left for a new one ([live] new_items); after an upsert, the next export adds it."
+    return None if retrieve.search.servable[position] else "It is unavailable."

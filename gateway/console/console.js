@@ -130,6 +130,8 @@ async function click(visitor, item, requestId) {
 async function explain(visitor, item) {
   byId("item").value = item;
   const query = new URLSearchParams({ ...visitor, item });
+  const path = `v1/items/${encodeURIComponent(item)}`;
+  const { answer: known } = await call("GET", path);
   const { answer } = await call("GET", `v1/explain?${query}`);
   if (visitor !== shown.visitor) return;
   const rows = answer.places.map((place) => {
@@ -140,6 +142,7 @@ async function explain(visitor, item) {
     return element("tr", "", ...cells.map((cell) => element("td", "", cell)), element("td", "bar", bar));
   });
   const moved = answer.rules.filter((move) => move.rank_before !== move.rank_after);
+  const facts = [known.category && `Category ${known.category}`, known.popularity_rank && `number ${known.popularity_rank} by what sold lately`];
   byId("why").replaceChildren(
     element("p", answer.shown ? "good" : "bad", `${nameOf(answer.item)}: ${answer.why}`),
     ...(answer.experiment ? [element("p", "bad", answer.experiment)] : []),
@@ -147,8 +150,9 @@ async function explain(visitor, item) {
     ...moved.map((move) => element("p", "quiet", `Rule ${move.rule}: place ${move.rank_before ?? "–"} → ${move.rank_after ?? "out"}`)),
     element("p", "quiet", answer.source.length ? `Proposed by: ${answer.source.join(", ")}` : "No source proposed it."),
     ...answer.because.map((cause) => element("p", "quiet", `because of ${nameOf(cause)} (+${cause.weight.toFixed(3)})`)),
+    element("p", "quiet", facts.filter(Boolean).join(", ")),
   );
-  const { answer: alike } = await call("GET", `v1/items/${encodeURIComponent(item)}/similar?k=8`);
+  const { answer: alike } = await call("GET", `${path}/similar?k=8`);
   if (visitor !== shown.visitor) return;
   byId("similar").replaceChildren(
     ...alike.items.map((other, place) => {

@@ -202,6 +202,7 @@ def test_any_item_can_be_asked_about(page):
     page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.small").click()
     page.wait(lambda: "It is shown at place 1" in page.text("why"))
     assert [row.split()[0] for row in page.text("why").splitlines()[1:5]] == ["retrieve", "rank", "rerank", "rules"]
+    assert "by what sold lately" in page.text("why")
     page.wait(lambda: page.items("similar"))
     box = page.browser.find_element(By.ID, "item")
     box.clear()
