@@ -74,7 +74,7 @@ def forge_fields(spec: ModelSpec, generation: int, known: Known, rng: np.random.
     """Return the fields of a stage's inputs, [1, *dims] each: of the right types, with known values among strange ones."""
     fields = {field.name: _draw_values(field, known, rng) for field in spec.input_fields}
     if "lineage" in fields:  # another generation is refused before anything is computed
-        fields["lineage"][:] = (generation, int(rng.integers(0, 32)))
+        fields["lineage"][:, :2] = (generation, int(rng.integers(0, 32)))
     return fields
 
 

@@ -63,10 +63,11 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
 
 def make_clients(server: str, settings: GatewaySettings) -> tuple[AsyncRecommender, AsyncRecommender]:
     """Return the clients for the champion and for challengers. A challenger is asked as often as there are servers."""
-    servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
-    tls = _choose_tls(settings)
-    champion = AsyncRecommender(servers, timeouts=timeouts, tls=tls, hedge_after_s=settings.hedge_after_s)
-    return champion, AsyncRecommender(servers, timeouts=timeouts, tls=tls, retries=min(len(settings.servers), MAX_RETRIES))
+    servers, tls = [server, *settings.servers], _choose_tls(settings)
+    timeouts = Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
+    champion = AsyncRecommender(servers, timeouts=timeouts, hedge_after_s=settings.hedge_after_s, tls=tls, timings=True)
+    retries = min(len(settings.servers), MAX_RETRIES)
+    return champion, AsyncRecommender(servers, timeouts=timeouts, retries=retries, tls=tls, timings=True)
 
 
 def _choose_tls(settings: GatewaySettings) -> Tls | None:

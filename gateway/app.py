@@ -155,16 +155,17 @@ async def answer_recommendations(answering: Answering, settings: GatewaySettings
     try:
         question = read_question(scope, settings)
         if refusal is None:
-            answer, timings_ms = await answering.answer(question)
+            answer = await answering.answer(question)
         elif question.fallback:
-            answer, timings_ms = await answering.answer_with_popular(question, refusal.code)
+            answer = await answering.answer_with_popular(question, refusal.code)
         else:
             return refusal.make_response()
     except RecommenderError as error:
         return answer_error(error)
-    timings_ms["gateway"] = 1_000 * (time.perf_counter() - began_s) - sum(timings_ms.values())
+    own_ms = 1_000 * (time.perf_counter() - began_s) - sum(answer.timings_ms.values())
+    timings_ms = {**answer.timings_ms, "gateway": own_ms, **answer.stage_ms}
     timings = ", ".join(f"{part};dur={spent_ms:.2f}" for part, spent_ms in timings_ms.items())
-    return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"], "server-timing": timings})
+    return JsonResponse(answer.content, headers={REQUEST_ID: answer.content["request_id"], "server-timing": timings})
 
 
 def _add_recommendations(app: FastAPI, answer: Callable[[Scope], Awaitable[Response]]) -> None:

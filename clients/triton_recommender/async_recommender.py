@@ -49,9 +49,10 @@ class AsyncRecommender(SharedClient):
         catalogue: Catalogue | None = None,
         strict: bool = False,
         cache: Cache | None = None,
+        timings: bool = False,
         transport=None,
     ) -> None:
-        super().__init__(timeouts, priority, catalogue, strict, cache)
+        super().__init__(timeouts, priority, catalogue, strict, cache, timings)
         self._readings: dict[str, asyncio.Task[ModelDescription]] = {}  # the latest of each model's description
         transports = (
             [transport]

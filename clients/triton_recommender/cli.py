@@ -77,6 +77,7 @@ def recommend(
     among: Annotated[str | None, typer.Option(help="item ids to recommend from, comma-separated")] = None,
     priority: Annotated[int, typer.Option(help="1 is served first; 0 leaves it to the server")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="refuse unknown names instead of warning of them")] = False,
+    timings: Annotated[bool, typer.Option("--timings", help="say how long each stage of the server took")] = False,
     timeout: Seconds = 5.0,
     repo: Source = DEFAULT_SOURCE,
     url: Url = DEFAULT_URL,
@@ -94,6 +95,7 @@ def recommend(
         among_ids = None if among is None else split_ids(among)
         query = Query(user_id, items, split_ids(exclude), columns, after, category=category, among=among_ids)
         settings = {"priority": priority, "catalogue": names or (None if strict else Catalogue()), "strict": strict}
+        settings["timings"] = timings
         with connect(url, timeout, (root_certificates, client_certificate, client_key), header, **settings) as shop:
             answer = shop.recommend_many([query], k=k)[0]
         if Path(repo).is_dir() and (names is None or names.generation != answer.generation):

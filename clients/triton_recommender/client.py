@@ -63,7 +63,13 @@ class SharedClient:
     """Base of both clients. Only its attributes are part of the public interface."""
 
     def __init__(
-        self, timeouts: Timeouts | float, priority: int, catalogue: Catalogue | None, strict: bool, cache: Cache | None
+        self,
+        timeouts: Timeouts | float,
+        priority: int,
+        catalogue: Catalogue | None,
+        strict: bool,
+        cache: Cache | None,
+        timings: bool,
     ) -> None:
         self.timeouts = timeouts if isinstance(timeouts, Timeouts) else Timeouts(timeouts)
         if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
@@ -75,7 +81,7 @@ class SharedClient:
                 "strict is set without a catalogue, so nothing would be refused. "
                 "Give one (--repo of the commands), or leave strict out."
             )
-        self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
+        self.priority, self.catalogue, self.strict, self.cache, self.timings = priority, catalogue, strict, cache, timings
         self.models: dict[str, ModelDescription] = {}  # read in the first call, and again after the server changed them
         self._described_s: dict[str, float] = {}
 
@@ -217,7 +223,12 @@ class SharedClient:
     def _make_call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
         timeouts = self.timeouts
         return Call(
-            inputs, queue_timeout_us=timeouts.queue_us, priority=self.priority, tell_server=timeouts.tell_server, **settings
+            inputs,
+            queue_timeout_us=timeouts.queue_us,
+            priority=self.priority,
+            tell_server=timeouts.tell_server,
+            timings=self.timings,
+            **settings,
         )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from triton_recommender.errors import InvalidRequest
-from triton_recommender.tensors import BUDGET, DEADLINE, OBSERVE, RECOMMEND, UPSERT, Degraded, Sources
+from triton_recommender.tensors import BUDGET, DEADLINE, OBSERVE, RECOMMEND, TIMINGS, UPSERT, Degraded, Sources
 
 ContextValue = int | float | str | bytes | None
 
@@ -177,6 +177,8 @@ class Recommendations:
                 1.0 where nothing was drawn, None where it is not known. Empty if the answer went through a cache, or if the
                 server does not send them
     sources:    for each item, which models or rules proposed it. Empty in the same cases
+    stage_ms:   milliseconds that each stage of the server took, by name, from the end of the one before. Empty without
+                `timings` of the client, and in the same cases
     names, titles: one per item, None where the catalogue does not know the item; empty if the client has no catalogue
     warnings:   users and items of the query that the catalogue does not know
     request_id: pass it to the events that the answer leads to
@@ -188,6 +190,7 @@ class Recommendations:
     generation: int = 0
     propensities: tuple[float | None, ...] = field(default=(), compare=False)
     sources: tuple[Sources, ...] = field(default=(), compare=False)
+    stage_ms: Mapping[str, float] = field(default_factory=dict, compare=False)
     names: tuple[str | None, ...] = field(default=(), compare=False)
     titles: tuple[str | None, ...] = field(default=(), compare=False)
     warnings: tuple[Notice, ...] = ()
@@ -228,7 +231,8 @@ class Call:
     version: str = ""  # of the model; "" leaves it to the server
     headers: Mapping[str, str] = field(default_factory=dict)
     safe_to_repeat: bool = True  # if it arrives twice, the second one changes nothing
-    tell_server: bool = False  # send `parameters` along
+    tell_server: bool = False  # send the deadline along
+    timings: bool = False  # ask how long each stage takes
 
     @property
     def is_read(self) -> bool:
@@ -236,11 +240,13 @@ class Call:
         return self.model not in (OBSERVE, UPSERT)
 
     @property
-    def parameters(self) -> dict[str, int] | None:
-        """Request parameters with the deadline in unix milliseconds and the time left in milliseconds; None: send none."""
-        if not self.tell_server or self.timeout_s is None:
-            return None
-        return {DEADLINE: int(1_000 * (time.time() + self.timeout_s)), BUDGET: int(1_000 * self.timeout_s)}
+    def parameters(self) -> dict[str, int | bool]:
+        """Request parameters: the deadline in unix milliseconds, the time left in milliseconds, and whether to time stages."""
+        parameters: dict[str, int | bool] = {TIMINGS: True} if self.timings and self.is_read else {}
+        if self.tell_server and self.timeout_s is not None:
+            parameters[DEADLINE] = int(1_000 * (time.time() + self.timeout_s))
+            parameters[BUDGET] = int(1_000 * self.timeout_s)
+        return parameters
 
 
 @dataclass(frozen=True)

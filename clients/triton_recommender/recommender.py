@@ -55,6 +55,7 @@ class Recommender(SharedClient):
     strict:        raise UnknownId for a user or item that the catalogue does not know, instead of a warning in the answer;
                    events and changes may name new ones all the same
     cache:         a MemoryCache or RedisCache; several clients may share it, and whoever created it closes it
+    timings:       ask how long each stage of the server takes (`Recommendations.stage_ms`)
     transport:     used in place of `url`; triton_recommender.testing has a fake that needs no server
     """
 
@@ -71,9 +72,10 @@ class Recommender(SharedClient):
         catalogue: Catalogue | None = None,
         strict: bool = False,
         cache: Cache | None = None,
+        timings: bool = False,
         transport=None,
     ) -> None:
-        super().__init__(timeouts, priority, catalogue, strict, cache)
+        super().__init__(timeouts, priority, catalogue, strict, cache, timings)
         transports = (
             [transport]
             if transport is not None

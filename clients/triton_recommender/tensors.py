@@ -14,6 +14,8 @@ PAD_ID = -1  # fills unused places of `history`, `exclude` and `item_ids`; as `a
 FROM_STORE = -2  # in every place of `history`: use the server's own history of the user
 MISSING_INT = int(np.iinfo(np.int64).min)  # an integer that was not given
 DEADLINE, BUDGET = "deadline_unix_ms", "budget_ms"  # request parameters: when the answer is no longer wanted, time allowed
+TIMINGS = "timings"  # request parameter: the answer shall say how long each stage took
+STAGES = ("preprocess", "retrieve", "rank", "rerank")  # the order of `stage_ms`
 ANONYMOUS = MISSING_INT  # as `user_id`: nobody's id, served as a cold-start user
 PROBE_USER_ID = MISSING_INT + 1  # the same, for asking whether a server answers: its measurements leave the request out
 

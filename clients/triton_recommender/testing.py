@@ -35,6 +35,7 @@ from triton_recommender.tensors import (
     PAD_ID,
     PROBE_USER_ID,
     RECOMMEND,
+    STAGES,
     UPSERT,
 )
 from triton_recommender.wire import OWN_INPUTS
@@ -60,6 +61,7 @@ def describe_models(
     query |= {"category": ("BYTES", 1), "among": ("INT64", candidates)}
     answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
     answer |= {"propensities": ("FP32", items_returned), "sources": ("INT32", items_returned)}
+    answer |= {"stage_ms": ("FP32", len(STAGES))}
     event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
     event |= {"event_id": ("BYTES", 1), "request_id": ("BYTES", 1)}
     upsert = {"kind": ("BYTES", 1), "id": _ID, "columns": ("BYTES", 1)}
@@ -145,6 +147,7 @@ class FakeServer:
         shape = (len(answers), self.items_returned)
         item_ids, scores = np.full(shape, PAD_ID, np.int64), np.zeros(shape, np.float32)
         propensities, sources = np.ones(shape, np.float32), np.zeros(shape, np.int32)
+        stage_ms = [[answer.stage_ms.get(stage, 0.0) for stage in STAGES] for answer in answers]
         for row, answer in enumerate(answers):
             n_items = min(len(answer), shape[1])
             item_ids[row, :n_items] = answer.item_ids[:n_items]
@@ -160,6 +163,7 @@ class FakeServer:
             "generation": np.array([[answer.generation] for answer in answers], np.int64),
             "propensities": propensities,
             "sources": sources,
+            "stage_ms": np.array(stage_ms, np.float32),
         }
         return {name: outputs[name] for name in self.models[RECOMMEND].outputs}
 

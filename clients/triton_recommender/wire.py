@@ -13,7 +13,7 @@ import numpy as np
 
 from triton_recommender.errors import InvalidRequest
 from triton_recommender.models import ContextValue, ModelDescription, Query, Recommendations
-from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_ID, Degraded, Sources
+from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_ID, STAGES, Degraded, Sources
 
 INT64, FLOAT32 = np.iinfo(np.int64), np.finfo(np.float32)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
@@ -103,8 +103,11 @@ def decode(
         if "sources" in outputs:
             bits = outputs["sources"][row].tolist()
             sources = tuple(_read_sources(bits[place]) for place in places)
+        stage_ms: dict[str, float] = {}
+        if "stage_ms" in outputs and outputs["stage_ms"][row].any():
+            stage_ms = dict(zip(STAGES, outputs["stage_ms"][row].tolist(), strict=True))
         lineage = (Degraded(degraded[row][0]), generations[row][0])
-        answers.append(Recommendations(shown_ids, shown_scores, *lineage, propensities, sources))
+        answers.append(Recommendations(shown_ids, shown_scores, *lineage, propensities, sources, stage_ms))
     return answers
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -67,10 +68,12 @@ class Answered(NamedTuple):
     """An answer as a JSON object (schema.Recommendations).
 
     timings_ms: milliseconds for "server", and for "reasons" if they were asked for; empty if no server was called
+    stage_ms: those of the server's time that each stage took, by name; empty if the server does not say
     """
 
     content: dict[str, Any]
     timings_ms: dict[str, float]
+    stage_ms: Mapping[str, float]
 
 
 class Answering:
@@ -116,7 +119,7 @@ class Answering:
             self._refuse_larger(question, query)
             self._report_failure(error, request_id)
             content = self._build_popular(question, query, is_known, request_id, enrolment)
-            return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)})
+            return Answered(content, {"server": 1_000 * (time.monotonic() - began_s)}, {})
         answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
         left_s = question.deadline_s - latency_ms / 1_000
         if answer.generation != enrolment.challenger:
@@ -137,7 +140,8 @@ class Answering:
         degraded = list_degraded(answer.degraded) + [FAILED] * shown.failed
         self._log(request_id, counted_id, answer, degraded, enrolment, shown.teams, latency_ms)
         warnings = self._list_warnings(question, query, items)
-        return Answered(self._build_answer(request_id, is_known, answer.generation, degraded, items, warnings), timings_ms)
+        content = self._build_answer(request_id, is_known, answer.generation, degraded, items, warnings)
+        return Answered(content, timings_ms, answer.stage_ms)
 
     async def answer_with_popular(self, question: Question, reason: str) -> Answered:
         """Return popular items without asking a server. Raises InvalidRequest for a malformed question.
@@ -147,7 +151,7 @@ class Answering:
         query, is_known = await self._make_query(question)
         self._refuse_larger(question, query)
         self._metrics.fallbacks.labels(reason).inc()
-        return Answered(self._build_popular(question, query, is_known, uuid.uuid4().hex, NO_EXPERIMENT), {})
+        return Answered(self._build_popular(question, query, is_known, uuid.uuid4().hex, NO_EXPERIMENT), {}, {})
 
     async def _make_query(self, question: Question) -> tuple[Query, bool | None]:
         """Return the query, and whether the visitor is known (None for a visitor without an id). Raises InvalidRequest."""

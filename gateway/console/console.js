@@ -1,6 +1,7 @@
 // The console: follows one user or session. Titles, ids and messages come from the shop, so they are inserted as text, never as markup.
 "use strict";
 
+const STAGES = ["preprocess", "retrieve", "rank", "rerank"];
 const byId = (id) => document.getElementById(id);
 // visitor: { user: ID } or { session: ID }, a new object each time that one is followed
 // address: the fragment that names the visitor
@@ -94,14 +95,19 @@ async function showList(visitor, after) {
   return ms;
 }
 
-// Each bar begins where the one above ends.
-function showWaterfall(ms, timings) {
-  const inside = Object.values(timings).reduce((sum, part) => sum + part, 0);
+// Each bar begins where the one above ends. What is left of the server's time is the way to it, and waiting there.
+function showWaterfall(ms, { server, ...timings }) {
+  const stages = STAGES.filter((stage) => stage in timings).map((stage) => [stage, timings[stage]]);
+  const others = Object.entries(timings).filter(([part]) => !STAGES.includes(part));
+  const sum = (parts) => parts.reduce((total, [, spent]) => total + spent, 0);
+  const waited = server === undefined ? [] : [[stages.length ? "way to the server" : "server", Math.max(server - sum(stages), 0)]];
+  const inside = [...waited, ...stages, ...others];
+  const whole = Math.max(ms, sum(inside));
   let begun = 0;
-  const rows = Object.entries({ "page and network": Math.max(ms - inside, 0), ...timings }).map(([part, spent]) => {
+  const rows = [["page and network", whole - sum(inside)], ...inside].map(([part, spent]) => {
     const bar = element("div", "part");
-    bar.style.marginLeft = `${(100 * begun) / Math.max(ms, inside)}%`;
-    bar.style.width = `${(100 * spent) / Math.max(ms, inside)}%`;
+    bar.style.marginLeft = `${(100 * begun) / whole}%`;
+    bar.style.width = `${(100 * spent) / whole}%`;
     begun += spent;
     return element("tr", "", element("td", "", part), element("td", "", milliseconds(spent)), element("td", "bar", bar));
   });

@@ -342,7 +342,7 @@ class Rank:
 
 
 def mark_all_degraded(lineage: np.ndarray) -> np.ndarray:
-    """Return the lineage, int64 [B, 2], with every request marked: the ranker's embedding rows may be defaults or stale."""
+    """Return the lineage, int64 [B, 7], with every request marked: the ranker's embedding rows may be defaults or stale."""
     return mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.RANK)
 
 

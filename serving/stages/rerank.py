@@ -15,7 +15,7 @@ import numpy as np
 from serving.contract.artifacts import REMEDY, StageInfo, make_stage_settings, open_checked_array, open_network, read_stage
 from serving.contract.errors import ArtifactError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import NARROWED, PAD_ID, Degraded, find_generation_faults, mark_degraded
+from serving.contract.tensors import BEGAN, NARROWED, PAD_ID, STAGES, Degraded, find_generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.best_lists import BestCandidates, BestLists, list_features
@@ -100,10 +100,11 @@ class RerankOutputs:
         return {
             "item_ids": item_ids,
             "scores": scores,
-            "degraded": (lineage[:, 1:] & ~NARROWED).astype(np.int32),
+            "degraded": (lineage[:, 1:BEGAN] & ~NARROWED).astype(np.int32),
             "generation": lineage[:, :1],
             "propensities": propensities,
             "sources": sources,
+            "stage_ms": np.zeros((len(lineage), len(STAGES)), np.float32),  # the adapter knows when a stage ends
         }
 
     def explore(self, columns: np.ndarray, propensities: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,7 +19,7 @@ from export.relayout import relayout
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import end_experiment, find_experiment_folder, start_experiment
 from server.generations.challenger import load_challenger
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.live.experiment import Experiment
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import small_repository
@@ -177,10 +178,11 @@ def test_a_list_is_only_shown_while_its_user_is_followed(page, served):
 def test_the_time_of_a_list_is_shown_by_part(page):
     page.open(USER)
     rows = [row.text for row in page.browser.find_elements(By.CSS_SELECTOR, "#waterfall tr")]
-    assert [row.rsplit(" ", 2)[0] for row in rows] == ["page and network", "server", "gateway"]
+    assert [row.rsplit(" ", 2)[0] for row in rows] == ["page and network", "way to the server", *STAGES, "gateway"]
     assert all(float(row.rsplit(" ", 2)[1]) >= 0 and row.endswith(" ms") for row in rows)
     bars = [bar.rect for bar in page.browser.find_elements(By.CSS_SELECTOR, "#waterfall .part")]
-    assert bars[1]["x"] == pytest.approx(bars[0]["x"] + bars[0]["width"], abs=2)
+    for before, bar in pairwise(bars):
+        assert bar["x"] == pytest.approx(before["x"] + before["width"], abs=2)
 
 
 def test_the_quality_of_the_generation_is_shown(page, served):

@@ -26,6 +26,7 @@ from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
 from tests.repositories import copy_small_fused_repository, copy_to_change
 from tests.server.support.requests import ask_each, infer, narrow, tensor
+from tests.waiting import until
 
 REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
 
@@ -98,12 +99,16 @@ def test_a_request_without_a_user_id_is_refused_by_name(caller, info):
 
 def test_every_stage_counts_its_calls_and_time(served, caller):
     infer(caller, user_id=list(range(8)))
-    text = urllib.request.urlopen(served.metrics_url, timeout=5).read().decode()
-    for name in STAGES:
-        for counter in ("calls", "rows", "seconds"):
-            start = f'recommender_stage_{counter}_total{{stage="{name}"}}'
-            (line,) = [line for line in text.splitlines() if line.startswith(start)]
-            assert float(line.split()[-1]) > 0
+
+    def list_missing() -> list[str]:
+        text = urllib.request.urlopen(served.metrics_url, timeout=5).read().decode()
+        counters = [
+            f'recommender_stage_{name}_total{{stage="{stage}"}}' for name in ("calls", "rows", "seconds") for stage in STAGES
+        ]
+        counts = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[:1] != "#"}
+        return [counter for counter in counters if not counts.get(counter)]
+
+    until(lambda: not list_missing(), lambda: f"not counted: {list_missing()}")  # stages tell once a second
 
 
 def rows_by_instance(served: TritonServer) -> Counter[str]:

@@ -29,6 +29,7 @@ from repository.experiments import change_share, end_experiment, find_experiment
 from server.generations.challenger import load_challenger, unload_challenger
 from server.helpers import gateway
 from server.status.health import open_local_client
+from serving.contract.tensors import STAGES
 from serving.live.experiment import Experiment
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.rules.config import RulesConfig
@@ -80,6 +81,13 @@ def test_the_explanation_agrees_with_what_the_server_shows(served):
     for rank in (1, len(shown)):
         told = served.http.get("/v1/explain", params={"user": USER, "item": shown[rank - 1]}).json()
         assert told["places"][-1]["rank"] == rank
+
+
+def test_an_answer_says_how_long_each_stage_took(served):
+    header = served.http.get("/v1/recommendations", params={"user": USER}).headers["server-timing"]
+    spent_ms = {part: float(ms) for part, ms in (timing.split(";dur=") for timing in header.split(", "))}
+    assert all(spent_ms[stage] > 0 for stage in STAGES)
+    assert sum(spent_ms[stage] for stage in STAGES) < spent_ms["server"]
 
 
 def test_a_title_that_was_upserted_is_shown_at_once(served):

@@ -173,7 +173,7 @@ def test_the_stages_answer_alone_too(served, recorded, info):
     assert scored["user_id"].tolist() == user_id.tolist()
     np.testing.assert_array_equal(scored["candidate_ids"], found["candidate_ids"])
     assert np.isfinite(scored["rank_scores"]).all()
-    assert found["lineage"].tolist() == scored["lineage"].tolist() == [[info.generation, 0]]
+    assert found["lineage"].tolist() == scored["lineage"].tolist() == new_lineage(1, info.generation).tolist()
 
 
 def test_another_generation_is_refused_by_every_stage(served, recorded, info):

@@ -12,6 +12,7 @@ from repository.checks.recorded import RECORDED_FILE, compare_answers, read_reco
 from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.pipeline import Pipeline
 from tests.server.support.requests import ask_each, infer, narrow
+from triton_recommender import Recommender
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,19 @@ def test_served_answers_within_a_choice_equal_the_in_process_ones(client, reposi
 
 def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):
     assert compare_answers(in_process, recorded.outputs) == ""
+
+
+@pytest.mark.parametrize("users", [[1], [2, 3, 4]])
+def test_an_answer_says_how_long_each_stage_took(server, users):
+    with Recommender(server.grpc_url, timings=True) as shop:
+        shop.recommend(1)  # connects, and reads the model's description
+        began_s = time.perf_counter()
+        answers = shop.recommend_many(users)
+        spent_ms = 1_000 * (time.perf_counter() - began_s)
+    for answer in answers:
+        assert list(answer.stage_ms) == list(STAGES)
+        assert all(stage_ms > 0 for stage_ms in answer.stage_ms.values())
+        assert sum(answer.stage_ms.values()) < spent_ms
 
 
 QUIET_S = 2.5  # longer than the second between two reports of a stage

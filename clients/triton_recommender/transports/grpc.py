@@ -247,8 +247,8 @@ def make_request(call: Call) -> service_pb2.ModelInferRequest:
         request.parameters["priority"].uint64_param = call.priority
     if call.queue_timeout_us is not None:
         request.parameters["timeout"].int64_param = call.queue_timeout_us
-    for name, value in (call.parameters or {}).items():
-        request.parameters[name].int64_param = value
+    for name, value in call.parameters.items():
+        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
     return request
 
 

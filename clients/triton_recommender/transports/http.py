@@ -73,7 +73,7 @@ class _Http:
             request_id=call.request_id,
             priority=call.priority,
             timeout=call.queue_timeout_us,
-            parameters=call.parameters,
+            parameters=call.parameters or None,
         )
         headers = {**self._headers, **call.headers, "Content-Type": "application/octet-stream"}
         if header_length is not None:

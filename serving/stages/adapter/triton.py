@@ -27,7 +27,17 @@ from serving.contract.errors import ArtifactError, RecommenderError, RequestErro
 from serving.contract.locks import hold_shared_lock
 from serving.contract.logs import format_json_line
 from serving.contract.refused_rows import describe_refused
-from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
+from serving.contract.tensors import (
+    BEGAN,
+    ENSEMBLE,
+    STAGES,
+    ModelSpec,
+    RecordSpec,
+    compute_stage_ms,
+    mark_end,
+    pack_records,
+    unpack_records,
+)
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
 from serving.stages.adapter.deadlines import DeadlineCheck
@@ -43,6 +53,7 @@ ERROR_CODES = {
     "FAILED_PRECONDITION": "UNAVAILABLE",  # the Python backend has no code of that name
     "INTERNAL": "INTERNAL",
 }
+TIMINGS = "timings"  # request parameter: whether the answer shall say how long each stage took
 
 
 def make_triton_model(*stage_classes: type) -> type[StageModel]:
@@ -120,7 +131,8 @@ class StageModel:
         errors |= {place: make_unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
         healthy = [i for i in range(len(requests)) if i not in errors]
-        outputs = self._answer(requests, inputs, rows, healthy, errors) if healthy else {}
+        is_timed = any(TIMINGS in request.parameters() for request in requests)
+        outputs = self._answer(requests, inputs, rows, healthy, errors, is_timed) if healthy else {}
         return [
             pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
             for i in range(len(requests))
@@ -141,7 +153,13 @@ class StageModel:
         return respond(self.spec, outputs)
 
     def _answer(
-        self, requests: list[Any], inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]
+        self,
+        requests: list[Any],
+        inputs: Arrays,
+        rows: list[int],
+        healthy: list[int],
+        errors: dict[int, Any],
+        is_timed: bool,
     ) -> dict[int, Arrays]:
         """Return the outputs of the healthy requests by request, and add the errors of those that fail to `errors`.
 
@@ -149,7 +167,7 @@ class StageModel:
         which rows are, otherwise each alone.
         """
         try:
-            outputs = self._call(take(inputs, rows, healthy))
+            outputs = self._call(take(inputs, rows, healthy), is_timed)
         except Exception as error:
             faults = dict.fromkeys(error.rows, str(error)) if isinstance(error, RequestError) else {}
             if faults:
@@ -157,26 +175,31 @@ class StageModel:
                 faulty = {healthy[place]: make_invalid_argument(message) for place, message in refused.items()}
                 errors |= faulty
                 others = [i for i in healthy if i not in faulty]
-                return self._answer(requests, inputs, rows, others, errors) if others else {}
+                return self._answer(requests, inputs, rows, others, errors, is_timed) if others else {}
             if len(healthy) > 1:
-                alone = (self._answer(requests, inputs, rows, [i], errors) for i in healthy)
+                alone = (self._answer(requests, inputs, rows, [i], errors, is_timed) for i in healthy)
                 return {i: outputs for answer in alone for i, outputs in answer.items()}
             errors[healthy[0]] = make_caller_error(self.spec.name, error, requests[healthy[0]].request_id())
             return {}
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
-    def _call(self, inputs: Arrays) -> Arrays:
-        """Return the output tensors of a batch by name, each [B, *dims]. inputs: the first stage's fields, each [B, *dims]"""
+    def _call(self, inputs: Arrays, is_timed: bool) -> Arrays:
+        """Return the output tensors of a batch by name, each [B, *dims].
+
+        inputs: the first stage's fields, each [B, *dims]; is_timed: whether to write the times of the stages
+        """
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
-        call_started_s = time.perf_counter()
+        call_started_s = time.monotonic()
         for link in self.chain:
-            started_s = time.perf_counter()
+            started_s = time.monotonic()
             outputs = link.stage({tensor.name: tensors[tensor.name] for tensor in link.spec.input_fields})
             tensors.update(outputs)
+            if is_timed and link.spec.name in STAGES:
+                tensors.update(time_stage(link.spec.name, tensors, started_s))
             check_outputs(link.spec, tensors, batch)
-            link.metrics.count(read_degraded(outputs), time.perf_counter() - started_s)
+            link.metrics.count(read_degraded(outputs), time.monotonic() - started_s)
         if self.deadlines:
-            self.deadlines.count(time.perf_counter() - call_started_s)
+            self.deadlines.count(time.monotonic() - call_started_s)
         return pack_records(self.spec.outputs, tensors, validated=True)
 
 
@@ -185,9 +208,18 @@ def with_live(stage: Any, live: Reader) -> Any:
     return stage.with_live(live) if hasattr(stage, "with_live") else stage
 
 
+def time_stage(stage: str, tensors: Arrays, started_s: float) -> Arrays:
+    """Return the lineage with the end of a stage, which is now, or the answer's `stage_ms` after the last stage.
+
+    started_s: monotonic second at which the stage began. The clock is the same in all processes of the machine.
+    """
+    lineage = mark_end(tensors["lineage"], stage, int(1e6 * started_s), time.monotonic_ns() // 1_000)
+    return {"stage_ms": compute_stage_ms(lineage)} if stage == STAGES[-1] else {"lineage": lineage}
+
+
 def read_degraded(outputs: Arrays) -> np.ndarray:
     """Return the Degraded bits in a stage's outputs, int [B, 1]: the last stage's own tensor, or a column of the lineage."""
-    return outputs["degraded"] if "degraded" in outputs else outputs["lineage"][:, 1:]
+    return outputs["degraded"] if "degraded" in outputs else outputs["lineage"][:, 1:BEGAN]
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ def make_live_model(stage_class: type) -> type:
 
 
 class LiveAdapter(StageModel):
-    """Answers batches of events or changes. Unlike the stages' requests, they have no lineage and no fallback."""
+    """Answers batches of events or changes. Unlike the stages' requests, they have no lineage, no timings and no fallback."""
 
     def _find_faults(self, inputs: Arrays, rows: list[int], incomplete: dict[int, str]) -> dict[int, str]:
         """Return a message for each malformed row, and count those of incomplete requests as refused, too, each once."""
@@ -28,7 +28,7 @@ class LiveAdapter(StageModel):
         self.first.stage.count_refused({row: text for row, text in lacking.items() if row not in faults})
         return faults
 
-    def _call(self, inputs: Arrays) -> Arrays:
+    def _call(self, inputs: Arrays, is_timed: bool) -> Arrays:
         batch, started_s = len(next(iter(inputs.values()))), time.perf_counter()
         outputs = self.first.stage(inputs)
         check_outputs(self.spec, outputs, batch)

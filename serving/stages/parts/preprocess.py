@@ -92,7 +92,7 @@ class PreprocessTensors(PreprocessPart):
         return {
             "user_categorical": np.concatenate(rows, axis=1, dtype=np.int64),
             "user_continuous": np.concatenate(numbers, axis=1, dtype=np.float32),
-            "lineage": new_lineage(len(degraded), self.info.generation) | np.pad(degraded, ((0, 0), (1, 0))),
+            "lineage": new_lineage(len(degraded), self.info.generation, degraded[:, 0]),
         }
 
 

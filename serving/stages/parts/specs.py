@@ -105,7 +105,7 @@ def make_part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
         make_spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
         make_spec(RERANK_LIST, "ranked", "features vectors valid"),
         make_spec(RERANK_NETWORK, "features vectors valid", "correction"),
-        make_spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation propensities sources"),
+        make_spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation propensities sources stage_ms"),
     )
     return {spec.name: spec for spec in specs}
 

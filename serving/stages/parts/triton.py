@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import pack_records
 from serving.stages.adapter.metrics import Metrics
-from serving.stages.adapter.triton import Link, StageModel, read_degraded, respond, with_live
+from serving.stages.adapter.triton import Link, StageModel, read_degraded, respond, time_stage, with_live
 from serving.stages.parts.models import RankFeatures, RetrieveSearch
 
 Arrays = dict[str, np.ndarray]
@@ -38,14 +38,16 @@ class PartModel(StageModel):
         stage = with_live(self.stage_types[0].load(folder), self.live)
         if isinstance(stage, RetrieveSearch) and (missing := stage.to_gpu(self.gpu)):
             pb_utils.Logger.log_warn(f"{missing}: items are searched on the CPU")
-        self.is_last = stage.spec.outputs == info.spec.outputs
+        self.stage, self.is_last = info.stage, stage.spec.outputs == info.spec.outputs
         return [Link(stage.spec, stage, Metrics(info.stage))]
 
-    def _call(self, inputs: Arrays) -> Arrays:
-        started_s = time.perf_counter()
+    def _call(self, inputs: Arrays, is_timed: bool) -> Arrays:
+        started_s = time.monotonic()
         outputs = self.first.stage(inputs)
         if self.is_last:
-            self.first.metrics.count(read_degraded(outputs), time.perf_counter() - started_s)
+            self.first.metrics.count(read_degraded(outputs), time.monotonic() - started_s)
+            if is_timed:
+                outputs |= time_stage(self.stage, inputs | outputs, started_s)
         return pack_records(self.spec.outputs, inputs | outputs)
 
     def _respond(self, outputs: Arrays) -> Any:

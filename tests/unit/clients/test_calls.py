@@ -62,6 +62,17 @@ def test_a_call_over_grpc(kind, server):
 
 
 @both
+def test_stages_are_timed_for_a_client_that_asks(kind, server):
+    stage_ms = {"preprocess": 0.5, "retrieve": 2.0, "rank": 1.25, "rerank": 0.25}
+    server.fake.handler = lambda query: Recommendations((3, 1), (0.5, 0.25), stage_ms=stage_ms)
+    assert ask(kind, server.url, 1, settings={"timings": True}).stage_ms == stage_ms
+    ask(kind, server.url, 1)
+    asked, unasked = server.parameters
+    assert asked["timings"].bool_param is True
+    assert "timings" not in unasked
+
+
+@both
 def test_priority_queue_timeout_and_sizes_reach_the_server(kind, server):
     ask(kind, server.url, 1, settings={"priority": 3, "timeouts": Timeouts(5, queue=0.25)})
     assert server.parameters[0]["priority"].uint64_param == 3

@@ -48,6 +48,9 @@ def test_an_answer_says_where_its_time_went(gateway):
     assert timings(door)["server"] >= 100
     assert list(timings(door, reasons="true")) == ["server", "reasons", "gateway"]
     assert all(ms >= 0 for ms in timings(door, reasons="true").values())
+    stage_ms = {"preprocess": 1.0, "retrieve": 2.5, "rank": 3.0, "rerank": 0.25}
+    door = gateway(lambda query: Recommendations((3, 1), (0.5, 0.25), generation=1, stage_ms=stage_ms))
+    assert {part: ms for part, ms in timings(door).items() if part not in ("server", "gateway")} == stage_ms
 
 
 def test_what_the_generation_learned_from_and_its_quality(gateway):

@@ -46,7 +46,7 @@ def served(rerank: Rerank, inputs: Arrays, correction: np.ndarray) -> Arrays:
     return {
         "item_ids": np.where(shown, np.take_along_axis(ids, columns, axis=1), PAD_ID),
         "scores": np.where(shown, np.take_along_axis(scores, columns, axis=1), 0.0).astype(np.float32),
-        "degraded": inputs["lineage"][:, 1:].astype(np.int32) | np.where(broken, np.int32(Degraded.RERANK), np.int32(0)),
+        "degraded": inputs["lineage"][:, 1:2].astype(np.int32) | np.where(broken, np.int32(Degraded.RERANK), np.int32(0)),
         "generation": inputs["lineage"][:, :1],
         "propensities": np.ones(columns.shape, np.float32),
         "sources": np.where(shown, np.take_along_axis(sources, columns, axis=1), 0).astype(np.int32),

@@ -84,7 +84,7 @@ def test_outputs_are_the_contract_s_tensors(exported):
     assert outputs.keys() == {tensor.name for tensor in stage.info.spec.output_fields}
     for tensor in stage.info.spec.output_fields:
         assert (outputs[tensor.name].dtype, outputs[tensor.name].shape) == (tensor.numpy_dtype, (3, *tensor.dims))
-    assert (outputs["lineage"] == (7, 0)).all()
+    assert (outputs["lineage"][:, :2] == (7, 0)).all()
 
 
 def test_a_row_s_answer_does_not_depend_on_its_batch(exported):

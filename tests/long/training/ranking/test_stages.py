@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, make_stage_specs, new_lineage
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, make_stage_specs, mark_degraded, new_lineage
 from serving.stages import rank as rank_stage
 from serving.stages.best_lists import LIST_FEATURES, list_features
 from serving.stages.rank import Rank, RankOutputs
@@ -26,7 +26,7 @@ def rank_slowly(inputs, logits, retrieval_part, blend):
     broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
     return {
         "rank_scores": np.where(padding, PAD_SCORE, np.where(broken, inputs["retrieval_scores"], scores)).astype(np.float32),
-        "lineage": inputs["lineage"] | np.where(broken, [0, Degraded.RANK], 0),
+        "lineage": mark_degraded(inputs["lineage"], broken[:, 0], Degraded.RANK),
     }
 
 
@@ -37,7 +37,7 @@ def test_ranked_equals_its_slow_twin(seed):
     inputs = {
         "candidate_ids": np.where(rng.random((n, C)) < rng.choice([0, 0.5, 1], (n, 1)), PAD_ID, rng.integers(0, 99, (n, C))),
         "retrieval_scores": rng.normal(size=(n, C)).astype(np.float32),
-        "lineage": new_lineage(n, GENERATION) | np.outer(rng.integers(0, 4, n), (0, 1)),
+        "lineage": new_lineage(n, GENERATION, rng.integers(0, 4, n)),
     }
     broken = rng.random((n, C)) < rng.choice([0, 0.05], (n, 1))
     scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
@@ -167,7 +167,7 @@ def test_earlier_fallbacks_stay_visible(trained):
     inputs = tensors(trained, np.arange(2))
     inputs["lineage"][1, 1] = Degraded.RETRIEVE
     ranked = trained.rank(inputs)
-    np.testing.assert_array_equal(ranked["lineage"], [[GENERATION, 0], [GENERATION, Degraded.RETRIEVE]])
+    np.testing.assert_array_equal(ranked["lineage"][:, :2], [[GENERATION, 0], [GENERATION, Degraded.RETRIEVE]])
     served = trained.rerank({**inputs, **ranked})
     np.testing.assert_array_equal(served["degraded"], [[0], [int(Degraded.RETRIEVE)]])
     np.testing.assert_array_equal(served["generation"], GENERATION)

@@ -82,7 +82,7 @@ def test_answers_within_a_choice_are_those_of_a_shop_where_all_else_is_unavailab
         whole = {"category": np.full((len(rows), 1), b"", object), "among": np.full((len(rows), 16), PAD_ID)}
         expected = twin({name: values[rows] for name, values in inputs.items()} | whole)
         if is_narrow:  # a short list of a choice lacks nothing
-            expected["lineage"] = expected["lineage"] & ~np.array([0, Degraded.RETRIEVE]) | np.array([0, NARROWED])
+            expected["lineage"][:, 1] = expected["lineage"][:, 1] & ~Degraded.RETRIEVE | NARROWED
         for name in ("candidate_ids", "candidate_sources", "lineage"):
             np.testing.assert_array_equal(got[name][rows], expected[name], err_msg=f"{name} of {choice}")
         np.testing.assert_allclose(got["retrieval_scores"][rows], expected["retrieval_scores"], rtol=1e-6)
