@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import psutil
