@@ -103,9 +103,8 @@ def test_every_stage_counts_its_calls_and_time(served, caller):
 
     def list_missing() -> list[str]:
         text = urllib.request.urlopen(served.metrics_url, timeout=5).read().decode()
-        counters = [
-            f'recommender_stage_{name}_total{{stage="{stage}"}}' for name in ("calls", "rows", "seconds") for stage in STAGES
-        ]
+        pairs = product(("calls", "rows", "seconds"), STAGES)
+        counters = [f'recommender_stage_{name}_total{{stage="{stage}"}}' for name, stage in pairs]
         counts = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[:1] != "#"}
         return [counter for counter in counters if not counts.get(counter)]
 
