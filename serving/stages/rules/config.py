@@ -108,7 +108,8 @@ class RulesConfig:
 
     Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
     provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
-    the candidates run out, caps first and price_cap last.
+    the candidates run out, caps first and price_cap last. provider_floor lifts only items that the caps keep, so it
+    is not reached where better items use up the quotas.
     """
 
     blocked_items: tuple[int | str, ...] = ()  # never served

@@ -180,15 +180,17 @@ def explore(work, count, passes, user_id, k):
 def cap(work, n_pinned, count, k, n_favoured):
     """Move items that exceed a quota behind the rest, and items above the price cap behind those. Return n_kept.
 
-    Whether an item fits its quota depends on the items kept before it. The loop ends once k items and, for the floor,
-    n_favoured of the favoured providers are kept, besides the pinned ones.
+    Whether an item fits its quota depends on the items kept before it. Once the k places are full, no more are kept, but for
+    the favoured providers' until n_favoured are: the floor lifts them, and a quota counts no other item that is not shown.
     """
     order, behind = work.order, work.ranks
-    n_kept = 0
+    n_kept, n_shown = 0, k + n_pinned
+    for place in range(n_pinned):
+        n_shown -= get_item(work, place).zone + BLOCKED < k
     for place in range(count):
         item = get_item(work, place)
         pinned = place < n_pinned
-        enough = n_favoured <= 0 and n_kept >= n_pinned + k
+        enough = n_kept >= n_shown and (n_favoured <= 0 or not item.in_floor_group)
         if not pinned and (
             enough or item.behind != OVER_CAP or _is_full(work, item, CATEGORY) or _is_full(work, item, PROVIDER)
         ):

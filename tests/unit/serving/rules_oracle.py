@@ -36,7 +36,7 @@ def serve(items: list[Item], config: RulesConfig, user_id: int, k: int, generati
         free = diversify(pinned, free, config.diversity, k)
     if config.exploration:
         free = explore(free, config.exploration, user_id, k - len(pinned), generation)
-    kept, turned_down = cap(pinned, free, config)
+    kept, turned_down = cap(pinned, free, config, k - sum(slots[item.item_id] < k for item in pinned))
     if config.provider_floor:
         kept = raise_floor(kept, config.provider_floor.providers, config.provider_floor.share)
     answer = kept + turned_down
@@ -89,8 +89,11 @@ def uniform(seed: int, generation: int, user_id: int, position: int) -> float:
     return ((state >> 12) + 0.5) / 2**52
 
 
-def cap(pinned: list[Item], free: list[Item], config: RulesConfig) -> tuple[list[Item], list[Item]]:
-    """Walks down the list and takes what has room. -> (kept, turned down: over a cap, then too dear)."""
+def cap(pinned: list[Item], free: list[Item], config: RulesConfig, n_free: int) -> tuple[list[Item], list[Item]]:
+    """Walks down the list and takes what has room. -> (kept, turned down: over a cap, then too dear).
+
+    Below the n_free places only what the floor may lift is taken: another item is not shown, and must use up no quota.
+    """
     kept: list[Item] = []
     over: list[Item] = []
     dear: list[Item] = []
@@ -101,6 +104,8 @@ def cap(pinned: list[Item], free: list[Item], config: RulesConfig) -> tuple[list
         quota = None if item.category is None else config.category_caps.get(item.category, config.max_per_category)
         if config.price_cap is not None and item.price > config.price_cap:
             dear.append(item)
+        elif len(kept) >= n_free and not (config.provider_floor and item.provider in config.provider_floor.providers):
+            over.append(item)
         elif (quota is not None and alike >= quota) or (
             config.max_per_provider is not None and same_provider >= config.max_per_provider
         ):

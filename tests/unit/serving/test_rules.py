@@ -201,6 +201,16 @@ def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
     assert serve_positions(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
 
 
+def test_items_that_are_not_shown_use_up_no_quota_of_those_that_the_floor_lifts(tmp_path):
+    """Item 2 comes after the last place: it must not turn down 3, of the same category, which the floor lifts."""
+    config = RulesConfig(max_per_category=1, provider_floor=ProviderFloor(("small",), 0.5))
+    rules = few_items(tmp_path, config, category="ABCCDDEE")
+    assert serve_positions(rules, [0, 6, 2, 3], k=2) == [0, 3]
+    assert serve_positions(rules, [0, 6, 2, 4, 3, 5], k=4) == [0, 6, 2, 4]  # 2 and 4 are shown, and caps win
+    pinned = RulesConfig(pinned=(Pin(7, 0),), max_per_category=1, provider_floor=config.provider_floor)
+    assert serve_positions(few_items(tmp_path, pinned, category="ABCCDDEF"), [7, 0, 6, 2, 3], k=3) == [7, 0, 3]
+
+
 def test_pinned_items_of_favoured_providers_do_not_fill_the_floor(tmp_path):
     """The pass for caps goes on until it has kept items that the floor can lift."""
     config = RulesConfig(pinned=(Pin(7, 0), Pin(5, 1)), category_caps={"C": 2}, provider_floor=ProviderFloor(("small",), 0.5))
