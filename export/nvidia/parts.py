@@ -85,7 +85,7 @@ RANK_PARTS = {
     ),
 }
 RERANK_PARTS = (
-    Part(RERANK_LIST, "rerank", PYTHON, ("item_ids.npy", "item_vectors.npy")),
+    Part(RERANK_LIST, "rerank", PYTHON, ("item_ids.npy", "item_vectors.npy", "rules*")),
     Part(RERANK_NETWORK, "rerank", TENSORRT, ("rerank.onnx",)),
     Part(RERANK_RULES, "rerank", PYTHON, ("item_ids.npy", "rules*")),
 )

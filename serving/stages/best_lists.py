@@ -12,7 +12,8 @@ from serving.loops.compiled import compiled
 from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
-from serving.stages.live.catalogue.listed_items import keep_newcomers
+from serving.stages.live.catalogue.listed_items import keep_candidates
+from serving.stages.rules.rules import Rules
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,12 +41,15 @@ class BestLists:
 
     items: ItemIndex
     length: int  # M
+    rules: Rules
 
     def pick(self, inputs: Arrays) -> BestCandidates:
-        """Return the first M candidates by rank score."""
-        columns = pick_best_columns(inputs["rank_scores"], self.length)
+        """Return the first M candidates by rank score, the last ones replaced by pinned and new items that are not there."""
+        columns, kept_ids = pick_best_columns(inputs["rank_scores"], self.length), [*self.rules.config.slots]
         if self.items.has_newcomers:
-            keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
+            kept_ids += self.items.newcomers[self.items.newcomers != PAD_ID].tolist()
+        if kept_ids:
+            keep_candidates(columns, np.isin(inputs["candidate_ids"], kept_ids))
         names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
         ids, rank_scores, retrieval, sources, valid = _gather_list(columns, *(inputs[name] for name in names))
         return BestCandidates(ids, self.items.find_positions(ids), rank_scores, retrieval, sources, valid)

@@ -146,7 +146,7 @@ class Rerank:
         items = ItemIndex.load(folder / "item_ids.npy")
         inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
         network = open_network(folder, NETWORK, settings.threads) if settings.trust else None
-        lists, window = BestLists(items, settings.list_length), ShownWindow(items)
+        lists, window = BestLists(items, settings.list_length, outputs.rules), ShownWindow(items)
         return cls(info, lists, inputs, network, outputs, window, Content.load(folder))
 
     def with_live(self, reader: Reader) -> Rerank:

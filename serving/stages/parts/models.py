@@ -40,6 +40,7 @@ from serving.stages.parts.specs import (
 from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings, mark_all_degraded
 from serving.stages.rerank import RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.retrieve import RetrieveInputs
+from serving.stages.rules.rules import Rules
 from serving.tables.measurements import measure_tables
 
 Arrays = dict[str, np.ndarray]
@@ -229,7 +230,8 @@ class RerankList(StagePart):
         info, part = read_part(folder)
         settings = make_stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, part, BestLists(items, settings.list_length), RerankInputs.load(folder, items))
+        lists = BestLists(items, settings.list_length, Rules.load(folder))
+        return cls(info, part, lists, RerankInputs.load(folder, items))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.inputs.make_feeds(self.lists.pick(inputs))
@@ -247,7 +249,8 @@ class RerankRules(StagePart):
         info, part = read_part(folder)
         settings = make_stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, part, BestLists(items, settings.list_length), RerankOutputs.load(folder, info, settings, items))
+        outputs = RerankOutputs.load(folder, info, settings, items)
+        return cls(info, part, BestLists(items, settings.list_length, outputs.rules), outputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.outputs.serve(inputs, self.lists.pick(inputs), inputs["correction"])

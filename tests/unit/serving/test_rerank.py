@@ -17,7 +17,7 @@ from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content
 from serving.stages.rerank import Rerank, RerankInputs, RerankOutputs, RerankSettings
-from serving.stages.rules.config import RulesConfig
+from serving.stages.rules.config import Pin, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.unit.serving import rerank_oracle
 
@@ -72,9 +72,10 @@ def rerank(tmp_path_factory) -> Rerank:
     )  # fmt: skip
     vectors = rng.normal(size=(N_ITEMS + 1, 6)).astype(np.float32)
     info = StageInfo("rerank", 7, Axes(candidates=C, items_returned=K))
-    outputs = RerankOutputs(RerankSettings(M, 0.5), 7, items, K, Rules.load(folder, 7))
+    rules = Rules.load(folder, 7)
+    outputs = RerankOutputs(RerankSettings(M, 0.5), 7, items, K, rules)
     content = Content.of([{}] * N_ITEMS)
-    return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs, ShownWindow(items), content)
+    return Rerank(info, BestLists(items, M, rules), RerankInputs(vectors), Network(), outputs, ShownWindow(items), content)
 
 
 def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
@@ -132,6 +133,24 @@ def test_a_network_without_numbers_leaves_the_ranker_s_order(rerank):
     assert outputs["degraded"][1] == inputs["lineage"][1, 1] | Degraded.RERANK
     assert (np.delete(outputs["degraded"], 1, axis=0) == np.delete(inputs["lineage"][:, 1:2], 1, axis=0)).all()
     np.testing.assert_array_equal(outputs["scores"][1], np.sort(inputs["rank_scores"][1])[::-1][:K])
+
+
+def test_a_pinned_candidate_is_shown_however_low_it_ranks(rerank, tmp_path):
+    inputs = lists(rerank, seed=0)
+    row, slot = 1, 2  # a full list
+    worst_columns = np.lexsort((np.arange(C), inputs["rank_scores"][row]))[:2]
+    first, second = inputs["candidate_ids"][row, worst_columns].tolist()
+    nothing = [None] * N_ITEMS
+    compile_rules(
+        tmp_path, RulesConfig(pinned=(Pin(first, slot), Pin(second, K - 1))), item_ids=rerank.lists.items.ids,
+        category=nothing, provider=nothing, price=None, popularity=np.arange(N_ITEMS), items_returned=K,
+    )  # fmt: skip
+    before, rules = rerank(inputs), Rules.load(tmp_path, 7)
+    pinning = replace(rerank, lists=replace(rerank.lists, rules=rules), outputs=replace(rerank.outputs, rules=rules))
+    shown = pinning(inputs)["item_ids"][row].tolist()
+    assert (shown[slot], shown[K - 1]) == (first, second)
+    others = before["item_ids"][row, : K - 2].tolist()
+    assert shown == [*others[:slot], first, *others[slot:], second]
 
 
 def test_without_a_network_answers_are_those_of_one_whose_correction_counts_for_nothing(rerank):

@@ -121,17 +121,17 @@ class ListedItems:
 
 
 @compiled
-def keep_newcomers(columns, is_newcomer):
-    """Put new items into the last places of each list, so that they are re-ranked too.
+def keep_candidates(columns, is_kept):
+    """Put some candidates into the last places of each list, if it lacks them, so that they are re-ranked too.
 
-    columns: int64 [B, M] columns of the candidates, changed in place; is_newcomer: bool [B, C]
+    columns: int64 [B, M] columns of the candidates, changed in place; is_kept: bool [B, C]
     """
     for row in range(len(columns)):
         last = columns.shape[1] - 1
-        for column in range(is_newcomer.shape[1]):
-            if not is_newcomer[row, column] or np.any(columns[row] == column):
+        for column in range(is_kept.shape[1]):
+            if not is_kept[row, column] or np.any(columns[row] == column):
                 continue
-            while last >= 0 and is_newcomer[row, columns[row, last]]:
+            while last >= 0 and is_kept[row, columns[row, last]]:
                 last -= 1
             if last >= 0:
                 columns[row, last] = column

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_newcomers
-from serving.stages.live.catalogue.listed_items import explore_newcomers, keep_newcomers
+from serving.stages.live.catalogue.listed_items import explore_newcomers, keep_candidates
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
 from serving.stages.search.search import Blocked, Neighbours, Search
@@ -69,9 +69,9 @@ def test_a_new_item_is_taken_again_where_the_item_most_like_it_is():
     }
 
 
-def test_new_items_stay_in_the_list_that_is_re_ranked():
+def test_new_and_pinned_items_stay_in_the_list_that_is_re_ranked():
     columns = np.array([[0, 1, 2], [4, 1, 0], [0, 1, 4]])
-    keep_newcomers(columns, np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1]], bool))
+    keep_candidates(columns, np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1]], bool))
     assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4]]
 
 
