@@ -102,13 +102,13 @@ def cap(pinned: list[Item], free: list[Item], config: RulesConfig, n_free: int) 
         alike = sum(item.category is not None and other.category == item.category for other in shown)
         same_provider = sum(item.provider is not None and other.provider == item.provider for other in shown)
         quota = None if item.category is None else config.category_caps.get(item.category, config.max_per_category)
+        favoured = config.provider_floor is not None and item.provider in config.provider_floor.providers
+        is_hidden = len(kept) >= n_free and not favoured
+        is_over_cap = quota is not None and alike >= quota
+        is_over_provider_cap = config.max_per_provider is not None and same_provider >= config.max_per_provider
         if config.price_cap is not None and item.price > config.price_cap:
             dear.append(item)
-        elif len(kept) >= n_free and not (config.provider_floor and item.provider in config.provider_floor.providers):
-            over.append(item)
-        elif (quota is not None and alike >= quota) or (
-            config.max_per_provider is not None and same_provider >= config.max_per_provider
-        ):
+        elif is_hidden or is_over_cap or is_over_provider_cap:
             over.append(item)
         else:
             kept.append(item)

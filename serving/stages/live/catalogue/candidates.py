@@ -206,16 +206,19 @@ def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, 
             end += 1
         last = end - 1  # the next candidate to replace; new items are after it
         blocked_here = blocked[starts[row] : starts[row + 1]]
-        for position in choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here):
+        chosen = choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here)
+        for position in chosen:
             if np.any(positions[row] == position) or np.any(blocked_here == position):
                 continue
-            place = end if end < positions.shape[1] else last
-            if place < 0:
-                break
+            place = end
             if end < positions.shape[1]:
                 end += 1
             else:
-                last -= 1
+                while last >= 0 and np.any(chosen == positions[row, last]):
+                    last -= 1
+                if last < 0:
+                    break
+                place, last = last, last - 1
             positions[row, place] = position
             scores[row, place] = compute_inner_product(vectors[position], user_vectors[row])
 

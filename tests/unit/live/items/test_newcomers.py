@@ -22,6 +22,8 @@ SEED = np.uint64(7)
         pytest.param([0, 1, 8, 8], [5], [0, 1, 5, 8], id="a list with room grows"),
         pytest.param([0, 1, 2, 8], [5, 6], [0, 1, 6, 5], id="then its last go"),
         pytest.param([0, 5, 2, 3], [5, 6], [0, 5, 2, 6], id="what is there stays"),
+        pytest.param([0, 1, 2, 5], [5, 6], [0, 1, 6, 5], id="at the end too"),
+        pytest.param([0, 1, 2, 6], [5, 6], [0, 1, 5, 6], id="whichever comes first"),
         pytest.param([0, 1, 2, 3], [7], [0, 1, 2, 3], id="blocked"),
         pytest.param([8, 8, 8, 8], [4, 5, 6, 3, 2], [4, 5, 6, 3], id="no more than fit"),
     ],
