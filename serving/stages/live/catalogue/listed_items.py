@@ -148,7 +148,7 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
     first, end: new items have the positions first … end - 1; items: ITEM_RULES [n_items + 1]; floor_share: of providers
     propensities: float32 [B, K], by place, as the rules state them, changed in place: at `place`, share / new items
         for a new item, and 1 - share for the item of a list that does not explore. UNKNOWN where both draws decide: from
-        `place` on if the rules drew up to there, else in the places that they drew and a new item moved.
+        `place` on if the rules drew up to there, else in the places that they drew if a new item moved them, or is from there.
     """
     for row in range(len(columns)):
         list_columns, list_propensities, best, least, n_new = columns[row], propensities[row], -1, 2.0, 0
@@ -173,6 +173,10 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
             list_propensities[place] *= 1.0 - share
             continue
         later = target = find_target(best, list_columns, positions[row], items, place)
+        for moved_place in range(place + 1, target + 1):
+            if list_propensities[moved_place] != 1.0:
+                list_propensities[moved_place:] = UNKNOWN
+                break
         while later > place:
             earlier = later - 1
             while is_pinned(list_columns[earlier], positions[row], items):  # `place` itself is free
@@ -181,10 +185,6 @@ def explore_newcomers(columns, propensities, positions, first, end, items, floor
             later = earlier
         list_columns[place] = best
         list_propensities[place] *= share / n_new
-        for moved_place in range(place + 1, target + 1):
-            if list_propensities[moved_place] != 1.0:
-                list_propensities[moved_place:] = UNKNOWN
-                break
 
 
 @compiled

@@ -9,6 +9,7 @@ from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, MOST_NEWC
 from serving.stages.live.catalogue.listed_items import explore_newcomers, keep_candidates
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
+from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.search.search import Blocked, Neighbours, Search
 
 VECTORS = np.eye(8, dtype=np.float32)
@@ -115,6 +116,30 @@ def certain(columns: np.ndarray) -> np.ndarray:
 )
 def test_a_new_item_is_shown_at_its_place(listed, candidates, place, expected):
     assert explored(listed, candidates, place) == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "drawn", "place", "expected_list", "expected"),
+    [
+        pytest.param([0, 1, 2, 3], {2: 0.5, 3: 0.25}, 1, [0, 4, 1, 2], [1.0, 0.25, 1.0, UNKNOWN], id="it moves them"),
+        pytest.param([0, 1, 4, 3], {2: 0.5, 3: 0.25}, 1, [0, 4, 1, 3], [1.0, 0.25, 1.0, UNKNOWN], id="it was one of them"),
+        pytest.param([0, 1, 4, 3], {3: 0.5}, 1, [0, 4, 1, 3], [1.0, 0.25, 1.0, 0.5], id="it was above them"),
+        pytest.param([0, 1, 2, 3], {1: 0.5, 2: 0.5}, 1, [0, 4, 1, 2], [1.0, *[UNKNOWN] * 3], id="they begin at its place"),
+    ],
+)
+def test_what_the_rules_drew_and_a_new_item_moved_is_unknown(listed, drawn, place, expected_list, expected):
+    """The share is a half; item 4 of the list is one of two new ones. Some user's list shows it at its place."""
+    propensities = np.ones(4, np.float32)
+    propensities[[*drawn]] = [*drawn.values()]
+    for user in range(100):
+        own, chances = np.array([listed]), propensities[None].copy()
+        rules = no_rules(), 0.0
+        found = np.array([[0, 1, 2, 3, 6, 7]])
+        explore_newcomers(own, chances, found, 6, 8, *rules, np.array([user]), SEED, 0.5, place)
+        if own[0, place] == 4:
+            break
+    assert own[0].tolist() == expected_list
+    assert chances[0].tolist() == expected
 
 
 def test_a_new_item_that_the_rules_block_is_not_shown():
