@@ -199,6 +199,8 @@ def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
     assert serve_positions(few_items(tmp_path, config), [0, 2, 4, 6, 1, 3, 5], k=4) == [0, 1, 2, 3]
     capped = RulesConfig(provider_floor=ProviderFloor(("small",), 0.5), category_caps={"A": 1})
     assert serve_positions(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
+    capped = RulesConfig(provider_floor=ProviderFloor(("small",), 0.5), max_per_category=1)  # 1 and 3 come after the last place
+    assert serve_positions(few_items(tmp_path, capped, "ABCDEFGH"), [0, 2, 4, 6, 1, 3, 5], k=4) == [0, 1, 2, 3]
 
 
 def test_items_that_are_not_shown_use_up_no_quota_of_those_that_the_floor_lifts(tmp_path):
