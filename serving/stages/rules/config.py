@@ -110,6 +110,9 @@ class RulesConfig:
     provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
     the candidates run out, caps first and price_cap last. provider_floor lifts only items that the caps keep, so it
     is not reached where better items use up the quotas.
+
+    A pin makes no item a candidate: users for whom retrieval does not find the item do not see it. On the bundled log,
+    an average item is found for one user in fifteen.
     """
 
     blocked_items: tuple[int | str, ...] = ()  # never served
