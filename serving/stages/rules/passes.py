@@ -73,7 +73,7 @@ def serve(
         if passes.explored_slots > 0:
             explore(work, count, passes, user_ids[row], k)
         if passes.capped:
-            n_kept = cap(work, n_pinned, count, k, math.ceil(passes.floor_share * k))
+            n_kept = cap(work, n_pinned, count, k)
         if passes.floor_share > 0.0:
             raise_floor(work, n_pinned, n_kept, count, passes.floor_share)
         if n_pinned:
@@ -177,11 +177,11 @@ def explore(work, count, passes, user_id, k):
 
 
 @compiled
-def cap(work, n_pinned, count, k, n_favoured):
+def cap(work, n_pinned, count, k):
     """Move items that exceed a quota behind the rest, and items above the price cap behind those. Return n_kept.
 
-    Whether an item fits its quota depends on the items kept before it. Once the k places are full, no more are kept, but for
-    the favoured providers' until n_favoured are: the floor lifts them, and a quota counts no other item that is not shown.
+    Whether an item fits its quota depends on the items kept before it. Once the k places are full, only items of the favoured
+    providers are kept: the floor may lift them, and a quota counts no other item that is not shown.
     """
     order, behind = work.order, work.ranks
     n_kept, n_shown = 0, k + n_pinned
@@ -190,15 +190,14 @@ def cap(work, n_pinned, count, k, n_favoured):
     for place in range(count):
         item = get_item(work, place)
         pinned = place < n_pinned
-        enough = n_kept >= n_shown and (n_favoured <= 0 or not item.in_floor_group)
+        hidden = n_kept >= n_shown and not item.in_floor_group
         if not pinned and (
-            enough or item.behind != OVER_CAP or _is_full(work, item, CATEGORY) or _is_full(work, item, PROVIDER)
+            hidden or item.behind != OVER_CAP or _is_full(work, item, CATEGORY) or _is_full(work, item, PROVIDER)
         ):
             behind[place] = item.behind
             continue
         behind[place] = KEPT
         n_kept += 1
-        n_favoured -= item.in_floor_group and not pinned
         for kind in (CATEGORY, PROVIDER):
             if item.group[kind] >= 0:
                 work.in_group[kind, item.group[kind]] += 1

@@ -49,6 +49,14 @@ def test_an_item_comes_as_often_as_its_propensity_says(tmp_path, rules, n_certai
         assert abs(count - USERS * chances[shown]) <= DEVIATIONS * max(error, 1.0), shown
 
 
+def test_exploration_draws_in_proportion_to_its_weights(tmp_path):
+    lists, _ = draw_lists(tmp_path, RulesConfig(exploration=Exploration(1, 4, novelty=2.0)))
+    weights = np.exp(2.0 * np.arange(K - 1, K + 3) / (N_ITEMS - 1))  # exp(novelty * unpopularity)
+    expected = weights / weights.sum()
+    share = np.bincount(lists[:, K - 1], minlength=K + 3)[K - 1 :] / USERS
+    np.testing.assert_array_less(np.abs(share - expected), DEVIATIONS * np.sqrt(expected * (1 - expected) / USERS))
+
+
 def test_pins_keep_their_slots_and_are_certain(tmp_path):
     lists, propensities = draw_lists(tmp_path, RulesConfig(exploration=Exploration(4, 5), pinned=(Pin(8, 1), Pin(0, 3))))
     assert (lists[:, [1, 3]] == [8, 0]).all()

@@ -73,9 +73,9 @@ def test_a_new_item_is_taken_again_where_the_item_most_like_it_is():
 
 
 def test_new_and_pinned_items_stay_in_the_list_that_is_re_ranked():
-    columns = np.array([[0, 1, 2], [4, 1, 0], [0, 1, 4]])
-    keep_candidates(columns, np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1]], bool))
-    assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4]]
+    columns = np.array([[0, 1, 2], [4, 1, 0], [0, 1, 4], [2, 3, 4]])
+    keep_candidates(columns, np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 1, 1, 1, 1]], bool))
+    assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4], [2, 3, 4]]  # the last list has no room
 
 
 def no_rules() -> np.ndarray:
@@ -155,10 +155,18 @@ def test_a_new_item_above_the_price_cap_is_not_shown_before_cheaper_ones():
     assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6, 7], 1, items) == [0, 5, 1, 2]
 
 
-@pytest.mark.parametrize(("cap", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [0, 4, 1, 2])])
-def test_a_new_item_keeps_the_quota_of_its_category(cap, expected):
+@pytest.mark.parametrize(
+    ("alike", "cap", "expected"),
+    [
+        ([0, 2, 6], 0, [0, 1, 2, 3]),
+        ([0, 2, 6], 2, [0, 1, 2, 3]),
+        ([0, 2, 6], 3, [0, 4, 1, 2]),
+        ([0, 6], 1, [0, 1, 2, 3]),
+        ([0, 6], 2, [0, 4, 1, 2]),
+    ],
+)
+def test_a_new_item_keeps_the_quota_of_its_category(alike, cap, expected):
     items = no_rules()
-    alike = [0, 2, 6]
     items["group"][alike, CATEGORY], items["cap"][alike, CATEGORY] = 5, cap
     assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == expected
 
@@ -192,7 +200,10 @@ def test_about_the_asked_share_of_lists_explores_and_all_new_items_get_their_cha
     users = np.arange(4_000)
     columns = np.tile(np.arange(4), (len(users), 1))
     positions = np.tile(np.array([0, 1, 2, 3, 6, 7]), (len(users), 1))
-    explore_newcomers(columns, certain(columns), positions, 6, 8, no_rules(), 0.0, users, SEED, 0.25, 3)
+    propensities = certain(columns)
+    explore_newcomers(columns, propensities, positions, 6, 8, no_rules(), 0.0, users, SEED, 0.25, 3)
+    assert (propensities[:, :3] == 1.0).all()
+    assert (propensities[:, 3] == np.where(columns[:, 3] >= 4, 0.25 / 2, 0.75)).all()
     shown = np.bincount(columns[:, 3], minlength=6)
     assert shown[3] == pytest.approx(3_000, abs=120)
     assert shown[4] == pytest.approx(500, abs=80)
