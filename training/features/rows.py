@@ -142,9 +142,21 @@ def _write_rows(
     left = TimeLeft(len(starts))
     for number, start in enumerate(starts, start=1):
         paths.append(str(folder / f"rows.{number}.parquet"))
-        make_slice_frame(slice(start, min(start + rows_per_file, n_rows))).to_parquet(paths[-1])
+        frame = make_slice_frame(slice(start, min(start + rows_per_file, n_rows)))
+        _mark_empty_lists(frame)
+        frame.to_parquet(paths[-1])
         say(f"training columns: file {number} of {len(starts)}, {left.describe(number)}")
     return tuple(paths)
+
+
+def _mark_empty_lists(frame: pd.DataFrame) -> None:
+    """Put a missing value into the first list of each column without any, in place: Merlin fails on lists of no type.
+
+    Categorify leaves missing values out of its vocabulary.
+    """
+    for name, values in frame.items():
+        if isinstance(values.iloc[0], list) and not values.map(len).any():
+            frame.at[0, name] = [None]
 
 
 def _make_folder(parent: Path) -> tempfile.TemporaryDirectory[str]:
