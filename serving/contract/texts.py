@@ -15,8 +15,11 @@ MISSING_BYTES = frozenset(text.encode() for text in MISSING_TEXTS)
 
 
 def tidy_bytes(text: bytes) -> bytes:
-    """Return a text of a request as the data set's files are read: without spaces around it, b"" for a missing value."""
-    tidied = text.strip()
+    """Return a text of a request as the data set's files are read: without spaces around it, b"" for a missing value.
+
+    Spaces are those of Unicode, such as the no-break space. Bytes that are not UTF-8 stay as they are.
+    """
+    tidied = text.decode(errors="surrogateescape").strip().encode(errors="surrogateescape")
     return b"" if tidied in MISSING_BYTES else tidied
 
 

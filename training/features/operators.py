@@ -36,7 +36,7 @@ class HashValues(ops.HashBucket):
         if pd.api.types.is_integer_dtype(values.dtype):
             hashed = hash_array(values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT))
         else:
-            hashed = hash_array(values.fillna("").to_numpy(object))
+            hashed = hash_array(values.fillna("").to_numpy(object), categorize=False)  # pandas' categories end at a zero byte
         return (hashed % n_buckets).astype(self.output_dtype)
 
 

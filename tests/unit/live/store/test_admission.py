@@ -71,8 +71,8 @@ def test_everything_an_event_may_carry_is_kept():
 
 
 def test_texts_of_the_context_are_kept_as_the_log_has_them():
-    batch = ADMISSION.make_events(observed(3, device=[b" till ", b"NULL", b" "]), CODES, START_MS)
-    assert batch.columns == [b'{"device": "till"}', b"", b""]
+    batch = ADMISSION.make_events(observed(4, device=[b" till ", "till\u00a0".encode(), b"NULL", b" "]), CODES, START_MS)
+    assert batch.columns == [b'{"device": "till"}', b'{"device": "till"}', b"", b""]
 
 
 @pytest.mark.parametrize(
