@@ -20,6 +20,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import unquote_to_bytes
 
@@ -246,6 +247,7 @@ def _read_address(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else "unknown"
 
 
+@lru_cache(MOST_CLIENTS)
 def _is_address(name: str) -> bool:
     try:
         ip_address(name)

@@ -281,6 +281,9 @@ def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stage
         "recommender-gateway",
     ]
     assert path[-1].name == "GET /v1/recommendations"
+    own = {span.name: span.attributes for span in spans if span.service == "recommender-gateway"}
+    assert own.keys() == {"GET /v1/recommendations", "recommend"}  # one span of the gateway, one of its client
+    assert own["GET /v1/recommendations"].keys() == {"http.request.method", "http.route", "http.response.status_code"}  # no ids
 
 
 def fill_windows(served: Served) -> None:

@@ -18,6 +18,7 @@ class Span:
     trace: str
     id: str
     parent: str
+    attributes: dict[str, object]
 
 
 @dataclass
@@ -35,7 +36,8 @@ class Collector:
             for scope in resource["scopeSpans"]:
                 for span in scope["spans"]:
                     ids = (span["traceId"].lower(), span["spanId"].lower(), span.get("parentSpanId", "").lower())
-                    self.spans.append(Span(service, span["name"], *ids))
+                    told = {each["key"]: each["value"] for each in span.get("attributes", ())}
+                    self.spans.append(Span(service, span["name"], *ids, told))
 
 
 @contextmanager

@@ -71,7 +71,17 @@ def test_served_features_are_the_trained_ones(exported):
 
 def test_texts_of_the_context_are_read_as_those_of_the_log(exported):
     stage = Preprocess.load(exported[1])
-    sent = [b"phone", b" phone ", "\u00a0phone\u3000".encode(), b"", b"NULL", b" N/A", "\u00a0".encode(), b"phone\xa0", b"never"]
+    sent = [
+        b"phone",
+        b" phone ",
+        "\u00a0phone\u3000".encode(),
+        b"",
+        b"NULL",
+        b" N/A",
+        "\u00a0".encode(),
+        b"phone\xa0",
+        b"never",
+    ]
     rows = stage(request(stage, [1] * len(sent), device=np.array(sent, object)[:, None]))["user_categorical"]
     np.testing.assert_array_equal(rows, rows[[0, 0, 0, 3, 3, 3, 3, 8, 8]])
     assert all((rows[one] != rows[other]).any() for one, other in ((0, 3), (0, 8), (3, 8)))
