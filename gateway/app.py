@@ -58,7 +58,7 @@ APP: dict[str, Any] = {
     **{"title": "Recommender gateway", "version": "1", "docs_url": None, "redoc_url": None},
     # A redirect would name the address that the request states, and HTTP where a proxy in front speaks HTTPS.
     "redirect_slashes": False,
-    # Its spans would hold ids of users (in path and query), and begin before the Guard has refused strangers: see edge/tracing.py.
+    # Its spans would hold ids of users (in path and query), and begin before the Guard refuses strangers: see edge/tracing.py.
     "telemetry": {"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
 }
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
