@@ -73,7 +73,8 @@ def test_everything_that_is_asked_reaches_the_server(gateway):
 def test_a_visitor_without_a_name_is_described_by_a_history(gateway):
     door = gateway()
     assert door.recommend(history="4")["known"] is None
-    assert door.shop.queries == [Query(None, [4], [])]
+    assert door.recommend(history="")["known"] is None  # somebody of whom nothing is known gets what sells now
+    assert door.shop.queries == [Query(None, [4], []), Query(None, [], [])]
 
 
 def test_a_session_speaks_for_visitors_of_whom_nothing_else_is_known(gateway):
