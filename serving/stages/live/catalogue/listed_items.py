@@ -135,7 +135,6 @@ def keep_candidates(columns, is_kept):
                 last -= 1
             if last >= 0:
                 columns[row, last] = column
-                last -= 1
 
 
 @compiled
@@ -198,7 +197,7 @@ def find_target(column, list_columns, positions, items, place):
     """Return the place that a new item leaves empty, or fills, when it moves to `place`: its own, or the last free one."""
     target = place
     for later in range(place + 1, len(list_columns)):
-        if list_columns[target] == column or list_columns[target] < 0:
+        if list_columns[target] == column:  # as in every list with empty places: it shows all candidates
             break
         if not is_pinned(list_columns[later], positions, items):
             target = later
@@ -225,7 +224,7 @@ def may_be_shown(column, list_columns, positions, items, floor_share, place):
     target = find_target(column, list_columns, positions, items, place)
     n_free = n_favoured = 0
     for later in range(target + 1):
-        if list_columns[later] < 0 or is_pinned(list_columns[later], positions, items):
+        if is_pinned(list_columns[later], positions, items):
             continue
         favoured = items[positions[list_columns[later]]].in_floor_group
         n_free += 1

@@ -73,9 +73,10 @@ def test_a_new_item_is_taken_again_where_the_item_most_like_it_is():
 
 
 def test_new_and_pinned_items_stay_in_the_list_that_is_re_ranked():
-    columns = np.array([[0, 1, 2], [4, 1, 0], [0, 1, 4], [2, 3, 4]])
-    keep_candidates(columns, np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 1, 1, 1, 1]], bool))
-    assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4], [2, 3, 4]]  # the last list has no room
+    columns = np.array([[0, 1, 2], [4, 1, 0], [0, 1, 4], [0, 3, 4], [2, 3, 4]])
+    is_kept = [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]
+    keep_candidates(columns, np.array(is_kept, bool))
+    assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4], [2, 3, 4], [2, 3, 4]]  # the last list has no room
 
 
 def no_rules() -> np.ndarray:
@@ -109,6 +110,7 @@ def certain(columns: np.ndarray) -> np.ndarray:
     [
         pytest.param([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, [0, 4, 1, 2], id="the others move behind it"),
         pytest.param([0, 1, 4, 3], [0, 1, 2, 3, 6], 1, [0, 4, 1, 3], id="one further back moves up"),
+        pytest.param([1, 2, 0, 3], [6, 0, 1, 2], 1, [1, 0, 2, 3], id="and so does the best candidate"),
         pytest.param([4, 1, 2, 3], [0, 1, 2, 3, 6], 1, [4, 1, 2, 3], id="one is shown already"),
         pytest.param([0, 1, -1, -1], [0, 6, 8, 8, 8], 2, [0, 1, -1, -1], id="a short list shows all its candidates"),
         pytest.param([0, 2, 1, -1], [0, 6, 1, 8, 8], 1, [0, 1, 2, -1], id="and a new one of them moves up"),
@@ -171,6 +173,14 @@ def test_a_new_item_keeps_the_quota_of_its_category(alike, cap, expected):
     assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == expected
 
 
+def test_neither_empty_places_nor_the_new_item_itself_use_up_its_quota():
+    items = no_rules()
+    items["group"][6, CATEGORY], items["cap"][6, CATEGORY] = 5, 1
+    assert explored([0, 1, 4, 3], [0, 1, 2, 3, 6], 1, items) == [0, 4, 1, 3]
+    items["group"][[0, 6], CATEGORY], items["cap"][[0, 6], CATEGORY] = 5, 2
+    assert explored([0, 2, 1, -1], [1, 6, 0], 1, items) == [0, 1, 2, -1]
+
+
 def test_a_new_item_moves_no_pinned_item():
     items = no_rules()
     items["zone"][2] = 2 - BLOCKED  # is pinned to slot 2
@@ -179,6 +189,9 @@ def test_a_new_item_moves_no_pinned_item():
     assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], 1, items) == [0, 4, 2, 3]
     items["zone"][6] = 3 - BLOCKED  # a new item that is pinned itself
     assert explored([0, 1, 2, 4], [0, 1, 2, 3, 6], 1, items) == [0, 1, 2, 4]
+    items = no_rules()
+    items["zone"][0] = 2 - BLOCKED  # the best candidate
+    assert explored([1, 2, 0, 3], [0, 1, 2, 3, 6], 1, items) == [1, 4, 0, 2]
 
 
 @pytest.mark.parametrize(
