@@ -29,16 +29,11 @@ def compute_propensities(rates: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
     rates: float64 [pool], above 0, inf = always drawn; drawn: int64 [n_drawn] ascending, 0 < n_drawn < pool
     """
-    n_pool, n_drawn, n_certain = len(rates), len(drawn), 0
+    n_pool, n_drawn = len(rates), len(drawn)
     rates_ascending, total = np.sort(rates), 0.0
     for rate in rates:
-        if rate == np.inf:
-            n_certain += 1
-        else:
+        if rate != np.inf:
             total += rate
-    propensities = np.ones(n_drawn)
-    if n_certain >= n_drawn:
-        return propensities
     least_remaining = rates_ascending[: n_pool - n_drawn].sum()  # of all sets, the lowest sum of the rates outside
     log_start, log_end = math.log(LEAST / total), math.log(-math.log(LEAST) / least_remaining)
     prefixes = np.zeros(n_drawn + 1)
@@ -50,9 +45,7 @@ def compute_propensities(rates: np.ndarray, drawn: np.ndarray) -> np.ndarray:
             arrived[item] = -math.expm1(-rates[item] * time)
         _count_arrivals(rates, arrived, shares, exits)
         _add_prefixes(rates, arrived, drawn, shares, exits, time, prefixes)
-    for place in range(n_drawn):
-        propensities[place] = prefixes[place + 1] / prefixes[place]
-    return propensities
+    return prefixes[1:] / prefixes[:-1]
 
 
 @compiled

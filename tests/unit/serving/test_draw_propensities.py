@@ -22,7 +22,7 @@ def sum_orders(rates: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
     return sets
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0, 10.0], ids=["even", "default", "widest"])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 10.0, -10.0], ids=["even", "default", "widest", "for popular items"])
 @pytest.mark.parametrize(("n_pool", "count"), [(2, 1), (7, 1), (7, 3), (7, 6)])
 def test_propensities_are_those_of_all_orders(spread, n_pool, count):
     rates = np.exp(spread * np.random.default_rng(3).random(n_pool))
@@ -39,6 +39,8 @@ def test_items_that_are_always_drawn_are_certain_and_leave_the_others_fewer_plac
     rates = np.array([np.inf, 1.0, 2.0, 4.0])
     assert compute_propensities(rates, np.array([0, 3])).tolist() == pytest.approx([1.0, 4 / 7], rel=1e-6)
     assert compute_propensities(rates, np.array([0])).tolist() == [1.0]
+    rates[2] = np.inf
+    assert compute_propensities(rates, np.array([0, 2])).tolist() == pytest.approx([1.0, 1.0], rel=1e-6)
 
 
 def test_equal_items_of_a_long_pool_are_drawn_like_lots():

@@ -153,6 +153,18 @@ def test_a_pinned_candidate_is_shown_however_low_it_ranks(rerank, tmp_path):
     assert shown == [*others[:slot], first, *others[slot:], second]
 
 
+def test_a_new_candidate_is_re_ranked_however_low_it_ranks(rerank):
+    inputs = lists(rerank, seed=0)
+    items = ItemIndex(np.append(rerank.lists.items.ids, [PAD_ID] * 2))
+    new_id = int(items.ids[-1]) + 1
+    items.add(new_id)
+    row, worst_column = 1, int(np.argmin(inputs["rank_scores"][1]))
+    inputs["candidate_ids"][row, worst_column] = new_id
+    before, listed = rerank.lists.pick(inputs), replace(rerank.lists, items=items).pick(inputs)
+    assert listed.ids[row].tolist() == [*before.ids[row, : M - 1].tolist(), new_id]
+    assert (np.delete(listed.ids, row, axis=0) == np.delete(before.ids, row, axis=0)).all()
+
+
 def test_without_a_network_answers_are_those_of_one_whose_correction_counts_for_nothing(rerank):
     inputs = lists(rerank, seed=0)
     correction = rerank.network.run([], rerank.inputs.make_feeds(rerank.lists.pick(inputs)))[0]
