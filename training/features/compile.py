@@ -2,7 +2,8 @@
 
 Every output column is one chain of operators from one raw column. Chains that compile:
     Categorify        HashValues        [FillMissing] [Clip] Bucketize        [FillMissing] [Clip] [LogOp] [Normalize]
-each with an optional Rename. Anything else is an ExportError that names the operator and the column.
+each with an optional Rename at its end. Lists go through Categorify only. Anything else is an ExportError that names the
+operator and the column.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def compile_workflow(workflow: Workflow) -> Plan:
         if last in (ops.Categorify, Categories):
             column, vocabularies[name] = _compile_categories(name, source, chain)
             (lists if schema[name].is_list else categorical).append(column)
+        elif schema[name].is_list:
+            raise ExportError(f"The list {name!r} cannot be compiled for serving without Categorify. {REMEDY}")
         elif last is HashValues:
             _require_single(name, chain)
             n_buckets = chain[-1].num_buckets[source]
@@ -74,6 +77,8 @@ def _trace_chains(node) -> dict[str, Chain]:
     unknown = [name for name in node.output_schema.column_names if name not in incoming]
     if unknown:
         raise ExportError(f"{kind} makes the new column {unknown[0]!r}, which cannot be compiled for serving. {REMEDY}")
+    if renamed := [name for name, (source, _) in incoming.items() if name != source]:
+        raise ExportError(f"{kind} after Rename to {renamed[0]!r} cannot be compiled for serving. Rename at the end.")
     return {name: (source, [*chain, operator]) for name, (source, chain) in incoming.items()}
 
 

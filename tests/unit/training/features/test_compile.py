@@ -151,11 +151,14 @@ WORDS = np.array(["a", "b", "a"], object)
         (lambda path: ["w"] >> ops.Categorify(out_path=path, max_size=9, num_buckets=2), "uses num_buckets"),
         (lambda path: [["w", "v"]] >> ops.Categorify(out_path=path), "uses storage_name"),
         (lambda path: ["x"] >> ops.FillMissing(0) >> HashValues({"x": 9}), "FillMissing before HashValues of 'x'"),
+        (lambda path: ["x"] >> ops.Rename(name="y") >> ops.Normalize(), "Normalize after Rename to 'y'"),
+        (lambda path: ["w"] >> ops.Rename(name="y") >> Categories(out_path=path), "Categories after Rename to 'y'"),
+        (lambda path: ["l"] >> ops.Normalize(), "The list 'l' cannot be compiled for serving without Categorify"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_compiled_is_named(graph, message, tmp_path):
-    workflow = fitted(graph(str(tmp_path)), x=NUMBERS, w=WORDS, v=WORDS)
+    workflow = fitted(graph(str(tmp_path)), x=NUMBERS, w=WORDS, v=WORDS, l=[[1.0], [2.0, 3.0], []])
     with pytest.raises(ExportError, match=message):
         compile_workflow(workflow)
 
