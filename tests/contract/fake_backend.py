@@ -36,18 +36,21 @@ class Tensor:
 
 
 class InferenceRequest:
-    def __init__(self, parameters: str = "{}", /, **tensors: np.ndarray) -> None:
-        self._parameters = parameters
+    """Texts are decoded when they are read: over HTTP, tritonserver takes any bytes for them."""
+
+    def __init__(self, parameters: bytes | str = b"{}", request_id: bytes = b"fake-request", /, **tensors: np.ndarray) -> None:
+        self._parameters = parameters.encode() if isinstance(parameters, str) else parameters
+        self._request_id = request_id
         self._inputs = [Tensor(name, array) for name, array in tensors.items()]
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
 
     def parameters(self) -> str:
-        return self._parameters
+        return self._parameters.decode()
 
     def request_id(self) -> str:
-        return "fake-request"
+        return self._request_id.decode()
 
 
 class InferenceResponse:

@@ -403,10 +403,12 @@ def test_after_slow_calls_requests_are_not_refused_for_ever():
     assert check.refuse_late([with_deadline(1, 150, 250)])  # the mean counts all the same
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    ['{"deadline_unix_ms": "soon"}', '{"deadline_unix_ms": null}', "deadline_unix_ms", '{"note": "deadline_unix_ms"}'],
-)
+NO_DEADLINES = rb'{"deadline_unix_ms": "soon"} | {"deadline_unix_ms": null} | deadline_unix_ms | {"note": "deadline_unix_ms"}'
+
+
+@pytest.mark.parametrize("parameters", [*NO_DEADLINES.split(b" | "), b"\xff"])
 def test_a_deadline_that_is_no_number_is_none(model, parameters):
-    [response] = model.execute([pb.InferenceRequest(parameters, user_id=np.array([[1]]))])
-    assert users_of(response) == [1]
+    """Parameters and ids may be any bytes over HTTP, and the Python backend decodes them when they are read."""
+    answered, failed = model.execute([pb.InferenceRequest(parameters, b"\xff", user_id=np.array([[i]])) for i in (1, 666)])
+    assert users_of(answered) == [1]
+    assert failed.error().message().startswith("Internal error in preprocess (ZeroDivisionError)")

@@ -38,6 +38,14 @@ def test_a_category_that_is_not_utf_8_is_one_that_no_item_has(client):
     assert (infer(client, user_id=[1], category=np.array([[b"\xff\xfe"]], object))["item_ids"] == PAD_ID).all()
 
 
+def test_request_parameters_that_are_not_utf_8_are_ignored(server):
+    """Over HTTP, tritonserver takes any bytes in them. They failed the batch, and so other requests too."""
+    user_id = b'{"name": "user_id", "datatype": "INT64", "shape": [1, 1], "data": [1]}'
+    body = b'{"id": "\xfe", "parameters": {"deadline_unix_ms": "\xff"}, "inputs": [' + user_id + b"]}"
+    head = f"POST /v2/models/recommend/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    assert send_http(server.ports.http, [head.encode() + body]) == Counter({"200": 1})
+
+
 def test_wrong_shape(client):
     error = refused(client, [tensor("user_id", np.array([[1, 2]]))])
     assert "INVALID_ARGUMENT" in error.status()

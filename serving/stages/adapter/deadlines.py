@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from serving.contract.tensors import STAGES
@@ -40,7 +41,7 @@ class DeadlineCheck:
         """Return a message for each request that is refused, by its index."""
         now_ms, refused = 1_000 * time.time(), {}
         for place, request in enumerate(requests):
-            parameters = request.parameters()
+            parameters = read_text(request.parameters)
             if DEADLINE not in parameters:
                 continue
             left_ms, budget_ms = _read_deadline(parameters, now_ms)
@@ -52,6 +53,14 @@ class DeadlineCheck:
         if refused and len(refused) == len(requests):  # no call will correct the mean, which slow calls have raised
             self._call_ms *= 1 - WEIGHT
         return refused
+
+
+def read_text(read: Callable[[], str]) -> str:
+    """Return a text of a request, such as its id; "" where it is not UTF-8: over HTTP, callers may send any bytes."""
+    try:
+        return read()
+    except UnicodeDecodeError:
+        return ""
 
 
 def _read_deadline(parameters: str, now_ms: float) -> tuple[float, float]:

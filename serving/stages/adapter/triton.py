@@ -40,7 +40,7 @@ from serving.contract.tensors import (
 )
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
-from serving.stages.adapter.deadlines import DeadlineCheck
+from serving.stages.adapter.deadlines import DeadlineCheck, read_text
 from serving.stages.adapter.metrics import Metrics, Reporter, Source
 
 Arrays = dict[str, np.ndarray]
@@ -179,7 +179,7 @@ class StageModel:
             if len(healthy) > 1:
                 alone = (self._answer(requests, inputs, rows, [i], errors, is_timed) for i in healthy)
                 return {i: outputs for answer in alone for i, outputs in answer.items()}
-            errors[healthy[0]] = make_caller_error(self.spec.name, error, requests[healthy[0]].request_id())
+            errors[healthy[0]] = make_caller_error(self.spec.name, error, read_text(requests[healthy[0]].request_id))
             return {}
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
