@@ -119,7 +119,7 @@ def test_own_hash_bucket_of_nvtabular_depends_on_the_row_and_ours_does_not():
 def test_a_hash_does_not_depend_on_the_other_rows():
     """By default, pandas hashes distinct values, and takes texts that are equal up to a zero byte for one."""
     texts = np.array(["a", "a\0b", "a\0c", "", "\0"], object)
-    columns = {"h": texts}
+    columns: dict[str, RawColumn] = {"h": texts}
     workflow = Workflow(["h"] >> HashValues({"h": 1000})).fit(Dataset(make_frame(columns), cpu=True))
     expected = compile_workflow(workflow)(columns).categorical[:, 0] - FIRST_ROW
     assert len(set(expected)) == len(texts)
