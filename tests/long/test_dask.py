@@ -1,12 +1,13 @@
 """NVTabular fitted by a Dask cluster of two processes: the same features as in this process, and clusters that cannot."""
 
 import socket
+import time
 
 import dask.config
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import LocalCluster
+from distributed import LocalCluster, default_client
 from distributed.utils import get_mp_context
 from nvtabular import Workflow
 
@@ -185,3 +186,24 @@ def test_a_cluster_that_is_lost_is_named(impatient, tmp_path):
             hold_rows(1, derive, Cluster(cluster.scheduler_address, tmp_path)) as rows,
         ):
             rows.describe(["x"])
+
+
+@pytest.mark.parametrize("is_closed_before_it_fits", [False, True])
+def test_a_cluster_whose_workers_do_not_come_back_is_named(is_closed_before_it_fits, monkeypatch, tmp_path):
+    """Dask waits for other workers without end."""
+    monkeypatch.setattr("training.features.cluster.LONGEST_WITHOUT_WORKERS_S", 1.0)
+    with LocalCluster(n_workers=1, processes=False, protocol="tcp://", dashboard_address=":0") as cluster:
+
+        def derive(rows: slice) -> pd.DataFrame:
+            client = default_client()
+            cluster.scale(0)
+            while is_closed_before_it_fits and client.status == "running":
+                time.sleep(0.1)
+            return pd.DataFrame({"x": [1.0]})
+
+        with (
+            pytest.raises(DependencyError, match="was lost while it fitted"),
+            hold_rows(1, derive, Cluster(cluster.scheduler_address, tmp_path)) as rows,
+        ):
+            rows.describe(["x"])
+    assert list(tmp_path.iterdir()) == []

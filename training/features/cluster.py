@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,8 @@ from serving.contract.errors import ConfigError, DependencyError
 
 ROWS_PER_FILE = 1 << 20
 PACKAGE = "training"  # of this checkout
+LOST = (KilledWorker, CancelledError, CommClosedError)
+LONGEST_WITHOUT_WORKERS_S = 60.0  # Dask starts a worker that ended again within seconds
 START = (
     "Start scheduler and workers in a checkout of this version: `PYTHONPATH=$PWD .venv/bin/dask worker ADDRESS` "
     "(docs/operating.md)."
@@ -37,8 +41,8 @@ def connect(scheduler: str, folder: Path) -> Iterator[Client]:
     """Connect, and make the cluster the one that Dask and NVTabular compute on, until the end of the context.
 
     folder: must be writable for every worker
-    Raises DependencyError when the scheduler does not answer, has no worker, is lost, or a process cannot import this project;
-    and ConfigError when a worker cannot write the folder.
+    Raises DependencyError when the scheduler does not answer, has no worker, loses all for LONGEST_WITHOUT_WORKERS_S, is lost,
+    or a process cannot import this project; and ConfigError when a worker cannot write the folder.
     """
     try:
         client = Client(scheduler)
@@ -55,12 +59,39 @@ def connect(scheduler: str, folder: Path) -> Iterator[Client]:
     with client:
         try:
             _refuse_unfit(client, scheduler, folder)
-            yield client
-        except (KilledWorker, CancelledError, CommClosedError) as error:
+            with _close_without_workers(client):
+                yield client
+        except Exception as error:
+            if not isinstance(error, LOST) and client.status == "running":
+                raise
             raise DependencyError(
                 f"The Dask cluster {scheduler} was lost while it fitted NVTabular: {error}. Its workers' logs say why; "
                 "give them more memory if it ran out. Then export again."
             ) from error
+
+
+@contextmanager
+def _close_without_workers(client: Client) -> Iterator[None]:
+    """Close the client in the context once all workers are gone: Dask would wait for others without end, and say nothing."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        seen_s = time.monotonic()
+        with suppress(OSError):  # the scheduler is lost, which the fit meets, too
+            while not ended.wait(1):
+                if client.nthreads():
+                    seen_s = time.monotonic()
+                elif time.monotonic() - seen_s > LONGEST_WITHOUT_WORKERS_S:
+                    client.close()
+                    return
+
+    watcher = threading.Thread(target=watch, name="dask workers", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _refuse_unfit(client: Client, scheduler: str, folder: Path) -> None:
