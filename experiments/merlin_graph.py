@@ -20,6 +20,7 @@ from onnx import TensorProto
 from experiments import merlin_operators as operators
 from repository.triton.config import set_instances
 from repository.triton.models import read_config, write_config
+from serving.contract.errors import DataError
 from training.dataset import Dataset
 from training.features.quiet_nvtabular import Dataset as NvtDataset
 from training.features.quiet_nvtabular import Workflow, ops
@@ -46,10 +47,16 @@ class Side:
 
 
 def read_sides(dataset: Dataset) -> tuple[Side, Side]:
-    """Return users and items. Synthetic data have 5 + 6 categorical columns with the ids and 3 + 2 continuous ones."""
+    """Return users and items. Synthetic data have 5 + 6 categorical columns with the ids and 3 + 2 continuous ones.
+
+    Raises DataError for a data set that lacks numbers of users or of items, which the graph of Merlin needs.
+    """
     users, items = dataset.description.users, dataset.description.items
-    assert users is not None  # synthetic data have both
-    assert items is not None
+    if not (users and users.continuous and items and items.continuous):
+        raise DataError(
+            f"{dataset.description.name} has no continuous columns of users, or none of items; the graph of Merlin needs both. "
+            "Take another data set, such as synthetic:reference."
+        )
     return (
         find_side("user_id", tuple(users.categorical), tuple(users.continuous), dataset.users),
         find_side("item_id", tuple(items.categorical), tuple(items.continuous), dataset.items),
