@@ -131,7 +131,7 @@ class StageModel:
         errors |= {place: make_unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
         healthy = [i for i in range(len(requests)) if i not in errors]
-        is_timed = any(TIMINGS in request.parameters() for request in requests)
+        is_timed = any(TIMINGS in read_text(request.parameters) for request in requests)
         outputs = self._answer(requests, inputs, rows, healthy, errors, is_timed) if healthy else {}
         return [
             pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
