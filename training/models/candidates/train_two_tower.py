@@ -96,6 +96,7 @@ def train_towers(
     held_out = make_held_out_batches(examples, targets, held_out_rows, settings)
     stopping = EarlyStopping(model, make_held_out_loss(model, held_out, negatives, negatives.draw(generator)))
     stopping.evaluate()
+    initial_rows = model.user_tables[0].weight.detach().clone()
     steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
     optimizers, left = make_optimizers(model, settings.learning_rate), TimeLeft(steps)
     schedules = [rise_and_fall(optimizer, settings.learning_rate, steps) for optimizer in optimizers]
@@ -114,7 +115,7 @@ def train_towers(
             if stopping.evaluations_in_vain >= settings.patience:
                 break
     stopping.restore_best()
-    model.treat_as_unknown(np.setdiff1d(examples.user_categorical[held_out_rows, 0], examples.user_categorical[learned, 0]))
+    model.treat_as_unknown(initial_rows)
 
 
 def make_optimizers(model: TwoTower, learning_rate: float) -> list[torch.optim.Optimizer]:

@@ -130,10 +130,14 @@ class TwoTower(nn.Module):
         parameters = list(self.parameters())
         return [p for p in parameters if id(p) not in sparse], [p for p in parameters if id(p) in sparse]
 
-    def treat_as_unknown(self, user_rows: np.ndarray) -> None:
-        """Set untrained rows of the user id table, int64, to the unknown user's row."""
-        with torch.no_grad():
-            self.user_tables[0].weight[torch.from_numpy(user_rows)] = self.user_tables[0].weight[OOV_ROW].clone()
+    @torch.no_grad()
+    def treat_as_unknown(self, initial_rows: Tensor) -> None:
+        """Set the rows of the user id table that training left as they were to the unknown user's row.
+
+        initial_rows: float32 [rows, W], the table before training
+        """
+        table = self.user_tables[0].weight
+        table[(table == initial_rows).all(dim=1)] = table[OOV_ROW].clone()
 
     def _initialise_small(self) -> None:
         """Initialise the items' features to zero, so that the towers start exactly as `initialise` sets them."""

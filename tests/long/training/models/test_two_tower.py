@@ -113,18 +113,33 @@ def test_training_finds_the_blocks_and_is_seeded():
     assert said[0].startswith("  towers: step 7 of 148, at most ")
 
 
-def test_a_large_table_learns_and_leaves_rows_without_examples_alone():
+def test_a_large_table_learns_and_users_without_examples_are_unknown_ones():
     torch.manual_seed(0)
     model = TwoTower(catalogue(), user_rows=(MOST_DENSE_ROWS + 1, 4), user_continuous=2, width=WIDTH)
     (users, targets), (fresh, wanted) = examples(2_000), examples(300, seed=9)
     before = model.user_tables[0].weight.detach().clone()
     settings = TowerSettings(width=WIDTH, epochs=5, batch=64, negatives=12, forget_user=0.0)
     train_towers(model, users, targets, np.arange(2_000) // 10, settings, seed=3, say=lambda _: None)
-    changed = (model.user_tables[0].weight.detach() != before).any(dim=1).nonzero().ravel()
-    assert changed.tolist() == np.unique(users.user_categorical[:, 0]).tolist()
+    trained = np.unique(users.user_categorical[:, 0])
+    assert (model.user_tables[0].weight.detach() != before)[trained].any(dim=1).all()
+    rows = model.user_tables[0].weight.detach()
+    of_its_own = (rows != rows[OOV_ROW]).any(dim=1).nonzero().ravel()
+    assert of_its_own.tolist() == trained[trained != OOV_ROW].tolist()
     known = (fresh.history_positions < N_ITEMS).any(axis=1)
     best = (vectors_of(model, fresh) @ item_vectors_of(model).T).argmax(axis=1)
     assert (best[known] // 12 == wanted[known] // 12).mean() > 0.95
+
+
+def test_a_user_without_examples_is_served_as_an_unknown_one():
+    """As one whose first events come after those that a retriever of the past learned from."""
+    (users, targets), (fresh, _) = examples(2_000), examples(300, seed=9)
+    model, settings = towers(), TowerSettings(width=WIDTH, epochs=5, batch=64, negatives=12)
+    train_towers(model, users, targets, np.arange(2_000) // 10, settings, seed=3, say=lambda _: None)
+    unknown, known, new = (fresh._replace(user_categorical=fresh.user_categorical.copy()) for _ in range(3))
+    for asked, row in ((unknown, OOV_ROW), (known, 3), (new, 7)):
+        asked.user_categorical[:, 0] = row
+    np.testing.assert_array_equal(vectors_of(model, new), vectors_of(model, unknown))
+    assert (vectors_of(model, known) != vectors_of(model, unknown)).any()
 
 
 def test_training_goes_back_to_where_it_helped_held_out_users_most():

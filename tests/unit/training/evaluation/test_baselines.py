@@ -88,6 +88,27 @@ def test_als_is_seeded_and_finds_the_blocks():
     assert evaluate(als, split).auc > 0.7
 
 
+@pytest.mark.parametrize("alpha", [1.0, 10.0])
+def test_als_equals_its_formula(alpha):
+    """Hu, Koren and Volinsky's: squared errors weigh 1 + alpha at positives and 1 elsewhere."""
+    log, users = random_log(), np.arange(40)
+    wanted, factors, regularization = log.toarray().astype(np.float64), 4, 3.0
+    confidence = 1.0 + alpha * wanted
+    rng = np.random.default_rng(0)
+    sides = [rng.random((size, factors)) * 0.01 for size in log.shape]
+    for _ in range(15):
+        for side, values, weights in ((0, wanted, confidence), (1, wanted.T, confidence.T)):
+            other = sides[1 - side]
+            for row in range(len(values)):
+                gram = (other.T * weights[row]) @ other + regularization * np.eye(factors)
+                sides[side][row] = np.linalg.solve(gram, (other.T * weights[row]) @ values[row])
+    loss, own_loss = (
+        (confidence * (wanted - scores) ** 2).sum()
+        for scores in (sides[0] @ sides[1].T, fit_als(log, factors, regularization, alpha)(users))
+    )
+    assert own_loss == pytest.approx(loss, rel=0.05)
+
+
 def test_evaluate_averages_over_countable_users_only():
     split = halves()
     oracle = evaluate(lambda users: split.relevant[users].toarray().astype(np.float32), split)
