@@ -20,7 +20,7 @@ from serving.loops.compiled import compiled
 class KnnSettings(NamedTuple):
     """own_items: how many of the user's newest items are used; latest: how many of an item's newest events are used
 
-    neighbours: visits whose items are recommended; normalise: divide a similarity by the root of the visit's length
+    neighbours: visits whose items are recommended; normalise: divide a similarity by the root of the visit's length so far
     idf: weigh rare items more
     """
 
@@ -179,7 +179,8 @@ def _score_items(log, query, event, neighbours, n_of_item, by_visit, settings, w
     for index, visit in enumerate(neighbours):
         strengths[index] = work.similarity[visit]
         if settings.normalise:
-            strengths[index] /= np.sqrt(by_visit.starts[visit + 1] - by_visit.starts[visit])
+            rows = by_visit.rows[by_visit.starts[visit] : by_visit.starts[visit + 1]]
+            strengths[index] /= np.sqrt(np.searchsorted(rows, event))
     candidates = [np.int64(0) for _ in range(0)]
     for index in np.argsort(-strengths)[: settings.neighbours]:
         visit = neighbours[index]
