@@ -30,7 +30,9 @@ def quantise(
     ranker = quantise_after_training(lesson, student, settings, seed)
     lost_share = 1 - ranker.quality["ndcg_at_10"] / max(student.quality["ndcg_at_10"], 1e-9)
     report(f"int8 ranker: quantised after training, it loses {lost_share:.2%} of the student's NDCG@10 on validation requests")
-    return ranker if lost_share <= most_lost else train_in_int8(lesson, ranker, settings, seed, report)
+    if lost_share <= most_lost:
+        return ranker
+    return max(ranker, train_in_int8(lesson, ranker, settings, seed, report), key=lambda tried: tried.validated)
 
 
 def quantise_after_training(lesson: Lesson, student: Ranker, settings: RankerSettings, seed: int = 0) -> Ranker:

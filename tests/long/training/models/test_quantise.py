@@ -86,6 +86,24 @@ def test_what_loses_too_much_is_trained_in_int8(lesson, student):
     )
 
 
+def test_training_in_int8_that_makes_it_worse_is_not_kept(lesson, student):
+    """As where the teacher's shares, which it learns, say the contrary of what users took."""
+
+    def reverse(requests):
+        shares = requests.taken.astype(np.float32)
+        taken = np.where(requests.valid, shares.max(axis=1, keepdims=True) - shares, 0.0)
+        return replace(requests, taken=(taken / taken.sum(axis=1, keepdims=True)).astype(np.float32))
+
+    misled = replace(
+        lesson, imitated=tuple(map(reverse, lesson.imitated)), imitated_validation=reverse(lesson.imitated_validation)
+    )
+    after = quantise_after_training(misled, student, STUDENT)
+    trained = train_in_int8(misled, after, STUDENT, **QUIET)
+    assert trained.validated < after.validated
+    got = quantise(misled, student, STUDENT, report=lambda _: None, most_lost=-1.0)
+    np.testing.assert_array_equal(predict(got.model, lesson.validation), predict(after.model, lesson.validation))
+
+
 def test_training_in_int8_regains_what_coarse_steps_lost(lesson, student):
     coarse = quantise_after_training(lesson, student, STUDENT)
     with torch.no_grad():
