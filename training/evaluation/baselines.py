@@ -88,8 +88,8 @@ def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
 
 def fit_als(positives: sp.csr_matrix, factors: int, regularization: float, alpha: float) -> Scores:
     """Fit weighted matrix factorisation (Hu, Koren, Volinsky) by `implicit`; confidence 1 + alpha per positive."""
-    model = AlternatingLeastSquares(factors, regularization=regularization, iterations=15, num_threads=1, random_state=0)
     with threadpool_limits(1, "blas"):  # otherwise BLAS threads contend for every small system
+        model = AlternatingLeastSquares(factors, regularization=regularization, iterations=15, num_threads=1, random_state=0)
         model.fit((1.0 + alpha) * positives, show_progress=False)  # its own `alpha` is the whole confidence
     return lambda users: model.user_factors[users] @ model.item_factors.T
 

@@ -2,9 +2,9 @@
 
     rows of the history's items ─▶ + attention, + MLP (twice) ─▶ norm ─▶ user vector [S] · item vectors [n_items, S] ─▶ logits
 
-It is SASRec (Kang and McAuley 2018), in which the history and the items to score share a table, with two changes that are known
-to help. Training is by sampled softmax (train_sequence.py). And attention is biased by the number of events and the time between
-two moments, not by their places in a window, so that windows may begin anywhere.
+It is SASRec (Kang and McAuley 2018), in which the history and the items to score share a table, with two changes that are
+known to help. Training is by sampled softmax (train_sequence.py). And attention is biased by the number of events and the time
+between two moments, not by their places in a window, so that windows may begin anywhere.
 
 Letters: B requests, L length of a window, S width, K heads. Windows are ordered from the oldest event to the newest.
 """
