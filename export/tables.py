@@ -5,7 +5,8 @@
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
     levels.json   the same for serving/tables, which does not import hps_config
 
-The model's name is a digest of the tables (`rank-<digest>`), so that generations, or shops on one Kafka, never mix rows.
+The model's name is a digest of the tables (`rank-<digest>`), so that generations, or shops on one Kafka, never mix rows. The
+names of the rows in memory and of the database have a digest of the settings as well: one updater writes them, and only those.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hps_config.report import format_bytes
 from repository.checks.finding import Finding, count_errors
 from serving.contract.artifacts import compute_sha256, open_array
 from serving.contract.errors import ConfigError
-from serving.tables.config import LevelsConfig, TableConfig, read_config
+from serving.tables.config import EXACT, LevelsConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import make_l1_sections
@@ -109,8 +110,20 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     write_ps_json(folder / PS_FILE, description, plan)
     config = read_stated_levels(folder / PS_FILE, arrays, digest)
     config = replace(config, tables=tuple(set_mean_default(table, arrays[table.name]) for table in config.tables))
-    config.write(folder / CONFIG_FILE)
+    separate(config).write(folder / CONFIG_FILE)
     return make_report(config, plan)
+
+
+def separate(config: LevelsConfig) -> LevelsConfig:
+    """Return settings whose rows in memory and whose database no repository with other settings shares.
+
+    An updater writes the rows in its own layout, and to its own levels. L1 and the threshold are not shared anyway.
+    """
+    tables = tuple(replace(table, l1_rows=0) for table in config.tables)
+    shared = repr(replace(config, tables=tables, hit_rate_threshold=EXACT))
+    digest = hashlib.sha256(shared.encode()).hexdigest()[:8]
+    rocksdb = config.rocksdb and replace(config.rocksdb, path=f"{config.rocksdb.path}-{digest}")
+    return replace(config, arena=f"{config.arena}-{digest}", rocksdb=rocksdb)
 
 
 def read_stated_levels(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
@@ -126,9 +139,10 @@ def check_tables(folder: Path) -> list[Finding]:
         return findings
     written_levels = read_config(folder / CONFIG_FILE)
     arrays = {table.name: open_array(folder, table.name, "r") for table in written_levels.tables}
-    stated_levels = read_stated_levels(folder / PS_FILE, arrays, written_levels.arena)
+    stated_levels = read_stated_levels(folder / PS_FILE, arrays, written_levels.model.removeprefix(f"{MODEL}-"))
     plain = tuple(replace(table, default=stated_levels.tables[0].default) for table in written_levels.tables)
-    if replace(written_levels, tables=plain, source=".", rocksdb=None) != replace(stated_levels, rocksdb=None):
+    written_levels_here = replace(written_levels, tables=plain, source=".", rocksdb=None)
+    if written_levels_here != replace(stated_levels, arena=written_levels.arena, rocksdb=None):
         fact = f"differs from {PS_FILE}"
         remedy = "Expected the same tables and levels. Export the repository again."
         findings.append(Finding("error", CONFIG_FILE, fact, remedy))

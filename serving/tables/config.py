@@ -6,7 +6,9 @@ cache (`gpucache`), L2 the volatile database, L3 the persistent database.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -103,7 +105,10 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class LevelsConfig:
-    """All settings of one model. arena: name of its rows in shared memory; instances with the same arena share one copy"""
+    """All settings of one model.
+
+    arena: name of its rows in shared memory. Instances with the same arena share one copy, and one updater writes it.
+    """
 
     model: str
     tables: tuple[TableConfig, ...]
@@ -170,7 +175,7 @@ def read_config(path: Path) -> LevelsConfig:
     """Read levels.json. Raises ConfigError when the file is unreadable or has an unknown setting.
 
     A relative `source` is resolved from the file's folder, so that a repository can be moved; a relative RocksDB path from the
-    system's folder for temporary files.
+    system's folder for temporary files. Instances share the rows of an incomplete L2 only if they share the database.
     """
     try:
         raw = json.loads(path.read_text())
@@ -181,6 +186,21 @@ def read_config(path: Path) -> LevelsConfig:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} does not describe embedding tables ({error}). Export the repository again.") from error
     if config.rocksdb is not None:
-        rocksdb = replace(config.rocksdb, path=str(Path(tempfile.gettempdir(), config.rocksdb.path)))
-        config = replace(config, rocksdb=rocksdb)
+        database = Path(tempfile.gettempdir(), config.rocksdb.path)
+        config = replace(config, rocksdb=replace(config.rocksdb, path=str(database)))
+        if not all(table.complete for table in config.tables):  # rows in memory come from this database again and again
+            config = replace(config, arena=f"{config.arena}-{identify_place(database)}")
     return config if config.source is None else replace(config, source=str(path.parent / config.source))
+
+
+def identify_place(path: Path) -> str:
+    """Return 8 hex digits that tell a path from others, and from the same path in another file system.
+
+    A service with a /tmp of its own (PrivateTmp), or a container, has other files at the same path, and may have the same
+    shared memory. The path need not exist.
+    """
+    mount = path.absolute()
+    while not os.path.ismount(mount):
+        mount = mount.parent
+    status = mount.stat()
+    return hashlib.blake2b(f"{status.st_dev} {status.st_ino} {path.absolute()}".encode(), digest_size=4).hexdigest()

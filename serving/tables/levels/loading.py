@@ -1,8 +1,8 @@
 """Fill L3 once, by the first process that opens it; replace damaged databases, and remove those of deleted generations.
 
 A machine has one database per generation of tables. Small files beside the rows record whether the tables are loaded, whether
-they were updated and where they came from (a generation's folder). Of three locks, one is for the process that loads, one for
-the process that writes, and all users share the third.
+they were updated and where they came from (folders of generations, because copies of a repository share a database). Of three
+locks, one is for the process that loads, one for the process that writes, and all users share the third.
 
 A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again, by the first process that opens it while
 nobody writes it. This is done only if we created it and the exported tables hold every table. Its marks move with it, so the
@@ -26,6 +26,7 @@ from typing import IO
 
 import numpy as np
 
+from serving.contract.durable import append_durably
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_failures import DamagedError
@@ -38,7 +39,8 @@ LOADED_MARK = "tables.loaded"  # in the database's folder: the exported tables a
 UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database
 CREATED_MARK = "tables.created"  # we created it: all its rows came from the exported tables and from updates
 REMOVED_PREFIX = ".removed-"  # of folders that are being deleted
-SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.writer"
+SOURCES_FILE, USERS_FILE, WRITER_FILE = "tables.sources", "tables.users", "tables.writer"
+SOURCE_FILE = "tables.source"  # of a version of this project that recorded only the last source
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +164,9 @@ def register_user(config: LevelsConfig) -> IO[bytes] | None:
     except OSError:
         return None
     if config.source is not None:
-        draft = path / f"{SOURCE_FILE}-{os.getpid()}"
-        draft.write_text(str(Path(config.source).absolute()))
-        draft.rename(path / SOURCE_FILE)
+        source, sources = str(Path(config.source).absolute()), path / SOURCES_FILE
+        if not sources.exists() or source not in sources.read_text().splitlines():
+            append_durably(sources, f"{source}\n")
     return users
 
 
@@ -233,19 +235,20 @@ def _move_aside(config: LevelsConfig) -> bool:
 
 
 def remove_unused_databases(root: Path) -> None:
-    """Delete the databases in `root` that nobody uses and whose generation no longer exists.
+    """Delete the databases in `root` that nobody uses and whose generation no longer exists in any repository.
 
     They are renamed first: a process that opens one during the deletion must not find files that are about to disappear.
     """
     for left in root.glob(f"{REMOVED_PREFIX}*"):  # of a process that was killed
         shutil.rmtree(left, ignore_errors=True)
-    for source in root.glob(f"*/{SOURCE_FILE}"):
+    for sources in (*root.glob(f"*/{SOURCES_FILE}"), *root.glob(f"*/{SOURCE_FILE}")):
         try:
-            with open(source.parent / USERS_FILE, "rb") as users:
+            with open(sources.parent / USERS_FILE, "rb") as users:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_here(users, source.parent / USERS_FILE) and not Path(source.read_text()).exists():
+                is_needed = any(Path(source).exists() for source in sources.read_text().splitlines())
+                if _is_here(users, sources.parent / USERS_FILE) and not is_needed:
                     removed = root / f"{REMOVED_PREFIX}{secrets.token_hex(8)}"
-                    source.parent.rename(removed)
+                    sources.parent.rename(removed)
                     shutil.rmtree(removed, ignore_errors=True)
         except OSError:  # in use, just removed, or not ours to judge: this must not keep our own database from opening
             pass

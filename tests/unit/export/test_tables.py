@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from serving.tables.config import read_config
 from serving.tables.leveled import CONFIG_FILE
 from serving.tables.opening import open_tables
 from serving.tables.store.tables import EmbeddingTables
+from serving.tables.updates.applier import Applier
+from tests.unit.tables.conftest import assert_answer
+from tests.unit.tables.updating import Log
 
 SHAPES = {"user_0": (4_000, 8), "item_0": (500, 8), "item_1": (12, 8)}
 SOME = "100 KiB"  # of memory: too little for all rows
@@ -73,10 +78,10 @@ def test_tables_that_fit_memory_need_no_database(folder):
 
 def test_tables_that_do_not_fit_have_one_outside_the_repository(folder):
     config = written(folder, l2=SOME)
-    assert config.rocksdb.path == f"{tempfile.gettempdir()}/recommender-tables/{config.model}"
+    assert config.rocksdb.path.startswith(f"{tempfile.gettempdir()}/recommender-tables/{config.model}-")
     assert not all(table.complete for table in config.tables)
     assert all(table.l1_rows for table in config.tables if not table.complete)
-    assert written(folder, l2=SOME, state="/var/lib/shop").rocksdb.path == f"/var/lib/shop/{config.model}"
+    assert written(folder, l2=SOME, state="/var/lib/shop").rocksdb.path.startswith(f"/var/lib/shop/{config.model}-")
 
 
 def test_updates_must_not_be_lost(folder):
@@ -154,3 +159,42 @@ def test_settings_that_disagree_are_a_fault(folder):
     remedy = "Expected the same tables and levels. Export the repository again."
     expected = Finding("error", CONFIG_FILE, "differs from ps.json", remedy)
     assert check_tables(folder) == [expected]
+
+
+def test_other_settings_of_the_same_tables_share_neither_memory_nor_database(folder):
+    first, again = written(folder, brokers="a:1"), written(folder, brokers="a:1", l1=1 << 25, hit_rate_threshold=0.5)
+    assert (again.arena, again.rocksdb.path) == (first.arena, first.rocksdb.path)
+    for settings in ({}, {"brokers": "b:1"}, {"brokers": "a:1", "row_format": "int8"}, {"brokers": "a:1", "l2": SOME}):
+        other = written(folder, **settings)
+        assert other.model == first.model
+        assert other.arena != first.arena
+        assert other.rocksdb is None or other.rocksdb.path != first.rocksdb.path
+
+
+def test_updated_rows_are_served_beside_a_repository_of_the_same_tables_that_is_not_updated(folder, tmp_path):
+    """The other one's server fills its memory first. A server that shared these rows would serve them as they were exported."""
+    other, state = Path(shutil.copytree(folder, tmp_path / "other")), str(tmp_path / "state")
+    config = written(folder, brokers="a:1", state=state)
+    items, updated = np.arange(12), np.full((12, 8), 7, np.float32)
+    with closing(Applier(config)) as applier:
+        applier.apply("item_1", Log().batch(items, updated))
+    written(other)
+    with closing(open_tables(other, "rank")) as beside, closing(open_tables(folder, "rank")) as served:
+        assert_answer(served.lookup("item_1", items), updated, degraded=False)
+        assert_answer(beside.lookup("item_1", items), np.load(other / "item_1.npy"), degraded=False)
+
+
+def test_updates_reach_the_servers_of_the_same_tables_in_another_format(folder, tmp_path):
+    """Each has an updater of its own, because an updater writes rows in one format."""
+    other, state = Path(shutil.copytree(folder, tmp_path / "other")), str(tmp_path / "state")
+    settings = written(folder, brokers="a:1", state=state), written(other, brokers="a:1", state=state, row_format="fp16")
+    items, updated = np.arange(12), np.full((12, 8), 7, np.float32)
+    with ExitStack() as opened:
+        served = [opened.enter_context(closing(open_tables(each, "rank"))) for each in (folder, other)]
+        for config in settings:
+            applier = opened.enter_context(closing(Applier(config)))
+            applier.apply("item_1", Log().batch(items, updated))
+            assert not applier.behind
+            assert applier.l3_open
+        for tables in served:
+            assert_answer(tables.lookup("item_1", items), updated, degraded=False)

@@ -17,7 +17,7 @@ from serving.contract.errors import ArtifactError
 from serving.contract.locks import hold_lock
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
-from serving.tables.levels.loading import REMOVED_PREFIX, SOURCE_FILE, USERS_FILE, remove_unused_databases
+from serving.tables.levels.loading import REMOVED_PREFIX, SOURCES_FILE, USERS_FILE, remove_unused_databases
 from serving.tables.opening import open_tables, plan_in_memory
 from serving.tables.store import table as table_module
 from serving.tables.store.memory import ARENA_PREFIX
@@ -26,7 +26,7 @@ from serving.tables.store.tables import EmbeddingTables
 from serving.tables.updates.applier import Applier
 from tests.present import present
 from tests.unit.tables.conftest import assert_answer, random_rows
-from tests.unit.tables.updating import ROWS, WIDTH, Log
+from tests.unit.tables.updating import ROWS, WIDTH, Log, rocksdb_of
 
 
 @pytest.fixture
@@ -86,7 +86,18 @@ def test_relative_paths(tmp_path):
     read = read_config(tmp_path / CONFIG_FILE)
     assert read.source == str(tmp_path / "tables")
     assert present(read.rocksdb).path == str(Path(tempfile.gettempdir()) / "rank-3")
-    assert replace(read, source="tables", rocksdb=RocksConfig("rank-3")) == config
+    assert replace(read, source="tables", rocksdb=RocksConfig("rank-3"), arena="x") == config
+
+
+def test_rows_of_an_incomplete_l2_are_shared_only_by_those_who_share_the_database_below(folder, shared, tmp_path):
+    for table, is_shared in ((TableConfig("items", 50, 4, l2_rows=50), True), (TableConfig("items", 50, 4, l2_rows=16), False)):
+        arenas = []
+        for state in ("a", "a", "b"):
+            path = str(tmp_path / state / "rank-3")
+            LevelsConfig("rank", (table,), "x", str(shared), rocksdb=RocksConfig(path), source=".").write(folder / CONFIG_FILE)
+            arenas.append(read_config(folder / CONFIG_FILE).arena)
+        assert arenas[0] == arenas[1]
+        assert (arenas[0] == arenas[2]) == is_shared
 
 
 def test_another_export_gets_rows_of_its_own(folder, shared):
@@ -111,7 +122,7 @@ def test_a_database_beside_ours_that_cannot_be_judged_is_left_alone(config, inst
     beside = tmp_path / "beside"
     beside.mkdir()
     (beside / USERS_FILE).touch()
-    (beside / SOURCE_FILE).write_text("x" * 5000)
+    (beside / SOURCES_FILE).write_text("x" * 5000)
     tiers = instances()
     assert not tiers.read_metrics().down
     assert_answer(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH), degraded=False)
@@ -145,7 +156,7 @@ def test_a_database_that_nobody_needs_has_another_name_before_its_first_file_is_
     """A process that opens it meanwhile makes a new one, and does not find files that are about to disappear."""
     for name, source in (("gone", tmp_path / "nowhere"), ("kept", tmp_path)):
         (tmp_path / "db" / name).mkdir(parents=True)
-        (tmp_path / "db" / name / SOURCE_FILE).write_text(str(source))
+        (tmp_path / "db" / name / SOURCES_FILE).write_text(str(source))
         (tmp_path / "db" / name / USERS_FILE).touch()
     left = tmp_path / "db" / f"{REMOVED_PREFIX}left"  # by a process that was killed
     left.mkdir()
@@ -162,9 +173,21 @@ def test_a_database_that_nobody_needs_has_another_name_before_its_first_file_is_
     assert len(deleted) == 2
 
 
+def test_a_database_is_kept_while_one_of_the_repositories_exists_that_it_serves(config, instances, tmp_path):
+    """Copies of a repository share a database with its updates. One that is removed does not take it with it."""
+    database = Path(rocksdb_of(config).path)
+    sources = [Path(shutil.copytree(present(config.source), tmp_path / name)) for name in ("original", "copy")]
+    for source in sources:
+        instances(replace(config, source=str(source))).close()
+    for source, is_kept in zip(reversed(sources), (True, False), strict=True):
+        shutil.rmtree(source)
+        remove_unused_databases(database.parent)
+        assert database.exists() == is_kept
+
+
 def test_a_database_in_use_is_kept(tmp_path):
     (tmp_path / "db" / "used").mkdir(parents=True)
-    (tmp_path / "db" / "used" / SOURCE_FILE).write_text(str(tmp_path / "nowhere"))
+    (tmp_path / "db" / "used" / SOURCES_FILE).write_text(str(tmp_path / "nowhere"))
     with hold_lock(tmp_path / "db" / "used" / USERS_FILE):
         remove_unused_databases(tmp_path / "db")
-    assert (tmp_path / "db" / "used" / SOURCE_FILE).exists()
+    assert (tmp_path / "db" / "used" / SOURCES_FILE).exists()
