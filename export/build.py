@@ -6,7 +6,6 @@ log ─▶ features (NVTabular, compiled and replayed) ─▶ retriever, ranker,
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from repository.checks.recorded import Recorded
 from repository.publish import Staging, refuse_other_contract
 from server.control import find_held_generations
 from server.start.environment import RUN_DIR
+from serving.contract.scratch import hold_scratch
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, make_ensemble_spec, make_stage_specs
 from serving.live.store import find_live_folder
 from serving.stages.rank import TABLES_FOLDER
@@ -96,9 +96,9 @@ def build_repository(
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
     staged = Staging(repository, layout, lambda repo: find_held_generations(repo, RUN_DIR), keep)
-    with tempfile.TemporaryDirectory() as folder, staged as staging:  # staged first, so that a bad place costs no training
+    with hold_scratch() as scratch, staged as staging:  # staged first, so that a bad place costs no training
         rules = read_rules(dataset, target, settings, progress)
-        workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
+        workflow = scratch / "workflow" if plugin.keeps_workflow(settings) else None
         features = compute_features(dataset, settings, workflow, progress)
         axes = make_axes(features, settings.pipeline)
         specs = make_stage_specs(axes, features.context)

@@ -36,6 +36,7 @@ from serving.contract.generations import read_pinned_generation
 from serving.contract.ids import session_id
 from serving.contract.logs import configure_logging, print_json_line
 from serving.contract.rounds import remove_abandoned
+from serving.contract.scratch import remove_left_scratch
 from serving.contract.signals import stop_on_signals
 from serving.contract.tensors import OBSERVE, STAGES
 from serving.live.admission import ChangeAdmission
@@ -223,6 +224,8 @@ def erase(
         out.print(f"warning: nothing was known of {described}. Is that the id as the shop writes it?")
     if abandoned := remove_abandoned(repo):  # last, because only their owner may be able to remove them
         out.print(f"removed: {abandoned} folders that killed exports or rounds of `export follow` left, with events of users")
+    if left := remove_left_scratch():
+        out.print(f"removed: {left} temporary folders that killed exports and others left, perhaps with events of users")
     if is_unknown:
         raise typer.Exit(1)
 

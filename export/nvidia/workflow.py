@@ -7,7 +7,6 @@ has none, so no ensemble around it could batch), where it runs, and model.py, wh
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from repository.triton.code import PROJECT, copy_serving_code, list_imports
 from repository.triton.config import CONFIG_FILE, DTYPE, Serving
 from repository.triton.model_files import forbid_caches
 from repository.triton.models import read_config
+from serving.contract.scratch import hold_scratch
 from serving.stages.features.encode import FIRST_ROW, VOCABULARIES, Plan
 from serving.stages.parts.specs import PREPROCESS_WORKFLOW, WorkflowColumns
 from training.features.quiet_nvtabular import Workflow  # first: it silences the warnings of Merlin's imports
@@ -36,10 +36,10 @@ def write_workflow_model(saved: Path, version: Path, serving: Serving) -> pb.Mod
     from merlin.systems.dag.ops.workflow import TransformWorkflow
     from merlin.systems.dag.runtimes.triton.ops.workflow import TransformWorkflowTriton
 
-    with tempfile.TemporaryDirectory() as folder:
+    with hold_scratch() as scratch:
         operator = TransformWorkflowTriton(TransformWorkflow(Workflow.load(saved)))
-        operator.export(folder, None, None)
-        exported = Path(folder) / operator.nvt_model_name
+        operator.export(str(scratch), None, None)
+        exported = scratch / operator.nvt_model_name
         shutil.copytree(exported / "1" / WORKFLOW, version / WORKFLOW)
         config = read_config(exported / CONFIG_FILE)
     shutil.copyfile(MODEL_PY, version / "model.py")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from repository.checks import replay_worker
 from serving.contract.artifacts import REMEDY
 from serving.contract.errors import ArtifactError
+from serving.contract.scratch import hold_scratch
 from serving.contract.tensors import ENSEMBLE
 
 Arrays = dict[str, np.ndarray]
@@ -25,8 +25,8 @@ def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
 
     inputs: the ensemble's inputs by name, each [R, *dims]. Raises ArtifactError when a stage does not load or the code fails.
     """
-    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
-        inputs_file, outputs_file = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+    with hold_scratch() as scratch:
+        inputs_file, outputs_file = scratch / "inputs.npz", scratch / "outputs.npz"
         storable = {name: array.astype(bytes) if array.dtype == object else array for name, array in inputs.items()}
         np.savez(inputs_file, **storable)
         code = find_code_folder(repository, generation)

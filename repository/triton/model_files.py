@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,7 +74,8 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
 
 def replace_warmup(path: Path, content: bytes) -> None:
     """Replace a warm-up file atomically, by a draft beside the model folder, as configs are."""
-    draft = path.parents[2] / f".{path.parents[1].name}.{path.name}.{os.getpid()}"
+    draft = path.parents[2] / f".{path.parents[1].name}.warmup"
+    draft.unlink(missing_ok=True)  # of a killed export, perhaps of another user
     try:
         draft.write_bytes(content)
         draft.replace(path)

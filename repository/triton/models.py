@@ -80,8 +80,13 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
 
 
 def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
-    """Replace a config atomically. The draft is outside of the model folder, because tritonserver reads everything in it."""
-    draft = path.parents[1] / f".{path.parent.name}.config.pbtxt.{os.getpid()}"
+    """Replace a config atomically. The caller must hold the publication lock, or the folder must be its own.
+
+    The draft is outside of the model folder, because tritonserver reads everything in it. The next one takes the place of what
+    a kill leaves.
+    """
+    draft = path.parents[1] / f".{path.parent.name}.config.pbtxt"
+    draft.unlink(missing_ok=True)  # it may be of another user
     with draft.open("w") as file:
         file.write(text_format.MessageToString(config))
         file.flush()

@@ -20,6 +20,7 @@ import pandas as pd
 from distributed import Client
 
 from serving.contract.errors import ConfigError
+from serving.contract.scratch import hold_scratch
 from training.features.cluster import ROWS_PER_FILE, Cluster, connect
 from training.features.quiet_nvtabular import Dataset
 from training.time_left import TimeLeft
@@ -124,12 +125,12 @@ def hold_rows(
     Raises ConfigError when the cluster's folder cannot be written, and DependencyError as `connect` does.
     """
     if cluster is None:
-        with tempfile.TemporaryDirectory() as folder:
+        with hold_scratch() as scratch:
             if n_rows <= most_in_memory:
-                yield MemoryRows(make_slice_frame(slice(0, n_rows)), Path(folder))
+                yield MemoryRows(make_slice_frame(slice(0, n_rows)), scratch)
             else:
                 rows_per_file = min(ROWS_PER_FILE, most_in_memory)
-                yield ParquetRows(_write_rows(n_rows, make_slice_frame, Path(folder), rows_per_file, say), Path(folder))
+                yield ParquetRows(_write_rows(n_rows, make_slice_frame, scratch, rows_per_file, say), scratch)
         return
     with _make_folder(cluster.folder) as folder, connect(cluster.scheduler, Path(folder)) as client:
         yield ParquetRows(_write_rows(n_rows, make_slice_frame, Path(folder), cluster.rows_per_file, say), Path(folder), client)

@@ -10,16 +10,15 @@ spread or more, a hundred times as much as in fp16: int8 has 255 steps for all v
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 
 from export.nvidia.precision.calibration import Arrays
 from export.nvidia.precision.graphs import PRODUCTS
+from serving.contract.scratch import hold_scratch
 
 OPTIONS = {
     "ActivationSymmetric": True,
@@ -34,8 +33,8 @@ def quantize(model: onnx.ModelProto, feeds: list[Arrays], nodes: Collection[str]
     """Return the graph in which `nodes` read their inputs through Q/DQ pairs; the same graph without any. model: tidy."""
     if not nodes:
         return model
-    with tempfile.TemporaryDirectory() as folder, silence_advice():
-        source, target = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
+    with hold_scratch() as scratch, silence_advice():
+        source, target = scratch / "fp32.onnx", scratch / "int8.onnx"
         onnx.save(model, str(source))
         quantize_static(
             str(source),

@@ -18,6 +18,7 @@ import numpy as np
 from rocksdict import AccessType, Cache, Options, Rdict, SstFileWriter, WriteBatch
 
 from serving.contract.errors import DependencyError
+from serving.contract.scratch import hold_scratch
 from serving.tables.config import RocksConfig
 from serving.tables.formats.names import check_keys, make_tag
 from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, log_key
@@ -93,9 +94,7 @@ class RocksStore:
         undo.callback(os.close, folder)
         self._identity = os.fstat(folder)
         self._path = Path(f"/proc/self/fd/{folder}")
-        return AccessType.secondary(
-            undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
-        )
+        return AccessType.secondary(str(undo.enter_context(hold_scratch())))
 
     def _open(self) -> None:
         synced = self._read_synced()

@@ -15,6 +15,7 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.contract.locks import hold_lock
+from serving.contract.scratch import PREFIX
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.leveled import CONFIG_FILE
 from serving.tables.levels.loading import REMOVED_PREFIX, SOURCES_FILE, USERS_FILE, remove_unused_databases
@@ -183,6 +184,17 @@ def test_a_database_is_kept_while_one_of_the_repositories_exists_that_it_serves(
         shutil.rmtree(source)
         remove_unused_databases(database.parent)
         assert database.exists() == is_kept
+
+
+def test_the_folder_of_a_reader_does_not_outlive_a_kill_for_long(config, instances, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    tiers = instances()
+    assert_answer(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH), degraded=False)
+    assert [path.name.startswith(PREFIX) for path in temporary.iterdir()] == [True]
+    tiers.close()
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_database_in_use_is_kept(tmp_path):
