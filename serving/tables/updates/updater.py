@@ -92,7 +92,8 @@ class Updater:
         return Consumer(
             {
                 "bootstrap.servers": self._updates.brokers,
-                "group.id": name_consumer_group(socket.gethostname()),
+                # An updater of this machine for another database may follow the same topics, and commits its own offsets.
+                "group.id": name_consumer_group(f"{socket.gethostname()}.{self._config.arena}"),
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
                 "auto.offset.reset": "earliest",  # if the committed message is gone, all that is left is new

@@ -36,12 +36,12 @@ from tests.processes import PROCESSES
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.updating import (
-    GROUP,
     ROWS,
     WIDTH,
     applied,
     committed,
     held_by_another_writer,
+    name_group,
     updating,
     versions,
 )
@@ -199,7 +199,7 @@ def no_room(*_) -> None:
 def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, followed, instances, publish, caplog):
     """The topic was deleted and created again: the committed offset of the old one is past the end of the new one."""
     tiers = instances()
-    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": GROUP})
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": name_group(followed)})
     consumer.commit(offsets=[TopicPartition("hps_et.rank.items", partition, 100) for partition in range(4)], asynchronous=False)
     consumer.close()
     publish(KEYS, 1)

@@ -26,7 +26,6 @@ from serving.tables.updates.updater import Updater
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 NOTHING = {"items": LogPosition.at({})}  # of the log
-GROUP = name_consumer_group(socket.gethostname())
 
 
 @contextmanager
@@ -92,10 +91,14 @@ def rocksdb_rows(config: LevelsConfig, keys: np.ndarray) -> np.ndarray:
     return rows
 
 
+def name_group(config: LevelsConfig) -> str:
+    return name_consumer_group(f"{socket.gethostname()}.{config.arena}")
+
+
 def committed(config: LevelsConfig) -> list[int]:
-    """Return the committed offset of each partition for the updater of this machine, 0 for none."""
+    """Return the committed offset of each partition for the updater of these rows, 0 for none."""
     assert config.updates is not None
-    consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": GROUP})
+    consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": name_group(config)})
     offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)
     consumer.close()
     return [max(partition.offset, 0) for partition in offsets]
