@@ -137,7 +137,13 @@ def test_rows_that_no_level_gives_are_the_mean_row(folder):
 
 
 def test_sound_settings_have_no_faults(folder, tmp_path):
-    for settings in ({}, {"l2": SOME}, {"redis": "h:7000"}, {"brokers": "a:1", "state": "/var/lib/shop"}):
+    for settings in (
+        {},
+        {"l2": SOME},
+        {"redis": "h:7000"},
+        {"brokers": "a:1", "state": "/var/lib/shop"},
+        {"brokers": "a:1", "l2": SOME},
+    ):
         written(folder, **settings)
         assert count_errors(check_tables(folder)) == 0
     for settings, kept in (({"brokers": "a:1"}, "updates"), ({"l2": SOME}, "rows")):
