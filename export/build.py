@@ -105,7 +105,7 @@ def build_repository(
         plugin.refuse_early(repository, staging, specs, settings)
         if meant_for:
             refuse_other_contract(meant_for, layout, specs)
-        write_rules(staging.folder("rerank"), rules, dataset, features, settings.pipeline)
+        write_rules(staging, rules, dataset, features, settings.pipeline)
         refuse_tables_that_do_not_fit(features, axes, settings)
 
         start_from = learning.start_from if learning else None

@@ -33,10 +33,11 @@ from serving.contract.errors import ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, Sources
 from serving.pipeline import Pipeline
-from serving.stages.live.catalogue.candidates import SearchedItems
+from serving.stages.live.catalogue.candidates import SearchedItems, put_new_and_pinned
 from serving.stages.live.counts.pair_counts import PairCounts
 from serving.stages.live.users.live_users import SeenSince
 from serving.stages.retrieve import HISTORY_TABLE, Retrieve
+from serving.stages.rules.pins import NO_ITEMS
 from serving.stages.search.search import Blocked, Search
 
 BOUNDS_FILE = Path(__file__).with_name("models.toml")
@@ -190,7 +191,7 @@ def make_live_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str,
     """Return the calls of the sources that live events feed, over SOLD items, PAIRS pairs and NEW_ITEMS new items."""
     search, n_items = retrieve.search, retrieve.search.n_items
     newcomers = np.flatnonzero(search.servable)[-NEW_ITEMS:]
-    arrays = SearchedItems(search, retrieve.inputs.tables.tables[HISTORY_TABLE], newcomers=newcomers)
+    arrays = SearchedItems(search, retrieve.inputs.tables.tables[HISTORY_TABLE])
     arrays.lifted = np.sort(rng.choice(n_items, min(SOLD, n_items), replace=False))
     arrays.lifts[arrays.lifted] = rng.exponential(1.0, len(arrays.lifted))
     pairs, first = PairCounts(n_items), rng.integers(0, n_items, PAIRS)
@@ -205,7 +206,8 @@ def make_live_sources(retrieve: Retrieve, rng: np.random.Generator) -> dict[str,
         pairs.put_candidates(question.history, question.blocked, search.servable, *lists)
 
     def propose_newcomers(question: Question) -> None:
-        arrays.put_newcomers(question.vectors, question.blocked, question.positions, question.scores)
+        lists = (question.positions, question.scores)
+        put_new_and_pinned(newcomers, NO_ITEMS, search.item_vectors, question.vectors, *question.blocked, *lists)
 
     return {"live_sales": propose_sold, "live_pairs": propose_pairs, "new_items": propose_newcomers}
 

@@ -57,7 +57,16 @@ RETRIEVE_PARTS = (
         RETRIEVE_SEARCH,
         "retrieve",
         PYTHON,
-        ("item_ids.npy", "item_vectors.npy", "available.npy", "neighbour*.npy", "seen*", "items.faiss", "content/*"),
+        (
+            "item_ids.npy",
+            "item_vectors.npy",
+            "available.npy",
+            "neighbour*.npy",
+            "seen*",
+            "items.faiss",
+            "content/*",
+            "rules.json",
+        ),
     ),
 )
 PAIR_FILES = (

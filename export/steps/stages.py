@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from serving.stages.live.catalogue.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.content import Content
 from serving.stages.live.counts.sales import LEARNED_SALES
 from serving.stages.retrieve import HISTORY_TABLE, POPULARITY, TABLES_FOLDER
-from serving.stages.rules.config import RulesConfig
+from serving.stages.rules.config import CONFIG_FILE, RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features
 from training.features.trends import write_trends
@@ -118,8 +119,9 @@ def compute_recent_counts(statistics: ItemStatistics) -> np.ndarray:
     return np.expm1(statistics.popularity[:, 1 + RECENT] / np.float32(SCALE))
 
 
-def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Features, pipeline: PipelineSettings) -> None:
-    """Compile the shop's rules against its catalogue into the rerank folder. Raises ConfigError."""
+def write_rules(staging: Staging, rules: RulesConfig, dataset: Dataset, features: Features, pipeline: PipelineSettings) -> None:
+    """Compile the shop's rules against its catalogue into the folder of rerank; retrieve gets the pins. Raises ConfigError."""
+    folder = staging.folder("rerank")
     items = dataset.items
     positives = dataset.interactions.loc[dataset.interactions["positive"].to_numpy(), "item_id"].to_numpy()
     names = None if dataset.item_names is None else dict(zip(dataset.item_names["name"], dataset.item_names["id"], strict=True))
@@ -134,6 +136,7 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         items_returned=pipeline.items_returned,
         item_names=names,
     )
+    shutil.copyfile(folder / CONFIG_FILE, staging.folder("retrieve") / CONFIG_FILE)
     if dataset.prices is not None:
         np.save(folder / PRICES_FILE, np.asarray(dataset.prices))
 

@@ -16,11 +16,12 @@ from serving.loops.compiled import compiled
 from serving.stages.features.blocked_items import collect_blocked_positions
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
-from serving.stages.live.catalogue.candidates import SearchedItems
+from serving.stages.live.catalogue.candidates import SearchedItems, put_new_and_pinned
 from serving.stages.live.catalogue.category_members import CategoryMembers
 from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.content import Content
 from serving.stages.live.users.live_users import LiveSeen, SeenSince
+from serving.stages.rules.pins import NO_ITEMS, PinnedItems, Pins
 from serving.stages.search.loading import load_search
 from serving.stages.search.search import Blocked, Search, compute_mean_item
 
@@ -53,7 +54,7 @@ class RetrieveOutputs:
     """Finds candidates for user vectors, without items that are blocked for the user.
 
     columns: by source, the columns of user and item vectors whose inner product is its term of the score
-    mean_item: float32 [D], `compute_mean_item`
+    mean_item: float32 [D], `compute_mean_item`; pinned: candidates of every request that may get them
     """
 
     axes: Axes
@@ -64,6 +65,7 @@ class RetrieveOutputs:
     columns: Mapping[Sources, slice]
     mean_item: np.ndarray
     categories: CategoryMembers
+    pinned: PinnedItems
     live: LiveSeen | None = None
     live_items: LiveItems[SearchedItems] | None = None
 
@@ -77,7 +79,8 @@ class RetrieveOutputs:
         columns = map_source_columns(settings, search.item_vectors.shape[1])
         mean_item = compute_mean_item(search.item_vectors, search.servable[:-1])
         seen, categories = SeenItems.load(folder), CategoryMembers.of(content, items)
-        return cls(info.axes, items, search, seen, settings.filter_seen, columns, mean_item, categories)
+        known = (categories, PinnedItems(items, Pins.load(folder)))
+        return cls(info.axes, items, search, seen, settings.filter_seen, columns, mean_item, *known)
 
     def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
@@ -161,13 +164,17 @@ class RetrieveOutputs:
         """Do what `list_candidates` says. members: bool [n_items + 1], what may be listed; None: all that is served"""
         requests = (vectors, history, blocked, self.axes.candidates)
         positions, scores = self.search(*requests) if members is None else self.search.search_within(members, *requests)
+        servable, newcomers = self.search.servable if members is None else members, NO_ITEMS
+        pinned = self.pinned.find_positions(servable)
         if self.live_items:
-            arrays, servable = self.live_items.arrays, self.search.servable if members is None else members
+            arrays = self.live_items.arrays
             arrays.lift_popular(vectors, history, blocked, positions, scores, members)
+            newcomers = arrays.list_newcomers(members)
             if stored := self.live_items.pairs:
-                n_newcomers = arrays.count_newcomers(members)
-                stored.pairs.put_candidates(history, blocked, servable, positions, scores, n_newcomers)
-            arrays.put_newcomers(vectors, blocked, positions, scores, members)
+                n_spared = arrays.count_newcomers(members) + len(pinned)
+                stored.pairs.put_candidates(history, blocked, servable, positions, scores, n_spared)
+        if len(newcomers) or len(pinned):
+            put_new_and_pinned(newcomers, pinned, self.search.item_vectors, vectors, *blocked, positions, scores)
         return positions, scores
 
     def sum_strengths(self, history: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -116,7 +116,9 @@ class Retrieve:
         pairs = StoredPairs.for_generation(self.items, self.as_of_s, self.learned)
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
         live_items.catch_up()  # here, so that no request waits for it
-        return replace(self, outputs=self.outputs.with_live(reader, live_items))
+        outputs = self.outputs.with_live(reader, live_items)
+        pinned = outputs.pinned.with_applied(reader.folder, self.info.generation)
+        return replace(self, outputs=replace(outputs, pinned=pinned))
 
     def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""

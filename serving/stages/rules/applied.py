@@ -1,4 +1,4 @@
-"""Read the rules that were applied to a published generation (`python -m server rules apply`), for its re-ranker.
+"""Read the rules that were applied to a published generation (`python -m server rules apply`), for its stages.
 
     <live store>/rules/current.json              the version in use
     <live store>/rules/<version>/version.json   the rules as they were written
@@ -14,15 +14,24 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from serving.contract.errors import ArtifactError
-from serving.stages.rules.stored import StoredRules
 
-if TYPE_CHECKING:  # gateways, supervisors and backups read rules without compiled loops, which take a process 70 MB
-    from serving.stages.rules.rules import Rules
 
-AnyRules = TypeVar("AnyRules", "Rules", StoredRules)
+class CompiledRules(Protocol):
+    """What a process needs of the rules. Not all need the compiled loops, which take 70 MB."""
+
+    @classmethod
+    def load(cls, folder: Path, generation: int) -> Self:
+        """Read them. Raises ArtifactError."""
+
+    @property
+    def n_items(self) -> int:
+        """The number of items that they were compiled for."""
+
+
+AnyRules = TypeVar("AnyRules", bound=CompiledRules)
 
 FOLDER, CURRENT_FILE = "rules", "current.json"
 

@@ -49,7 +49,7 @@ ITEM_RULES = np.dtype(
 
 @dataclass(frozen=True)
 class Pin:
-    """Show this item at this slot (0 is the top) whenever it is among the candidates."""
+    """Show this item at this slot (0 is the top)."""
 
     item_id: int | str
     slot: int
@@ -111,12 +111,12 @@ class RulesConfig:
     the candidates run out, caps first and price_cap last. provider_floor lifts only items that the caps keep, so it
     is not reached where better items use up the quotas.
 
-    A pin makes no item a candidate: users for whom retrieval does not find the item do not see it. On the bundled log,
-    an average item is found for one user in fifteen.
+    A pinned item is in every list that it may be in. Lists without it: those of users who have seen it, where
+    filter_seen is set, and of requests that exclude it, or that name another category or other items.
     """
 
     blocked_items: tuple[int | str, ...] = ()  # never served
-    pinned: tuple[Pin, ...] = ()  # shown at their slot, 0 at the top, whenever they are among the candidates
+    pinned: tuple[Pin, ...] = ()  # shown at their slot, 0 at the top
     price_cap: float | None = None  # items above it come after all others
     max_per_category: int | None = None  # quota of every category in one list
     category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one

@@ -164,6 +164,29 @@ def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
     assert falling.all()
 
 
+def test_a_pinned_item_is_a_candidate_of_every_request_that_may_get_it(tmp_path):
+    """It takes the place of the last candidate that is not pinned; the others stay as they are."""
+    seen, gone, other, unknown, plain = 100, int(ITEM_IDS[UNAVAILABLE[0]]), 110, 5, 690
+    write_folder(tmp_path)
+    users = (7, 8, 1234, 8, 8, 8)
+    inputs = requests(users, exclude=np.array([[PAD_ID] * 3] * 3 + [[plain, PAD_ID, PAD_ID]] + [[PAD_ID] * 3] * 2))
+    inputs["history_ids"][:] = PAD_ID
+    inputs["category"][4, 0] = CATEGORIES[ITEM_IDS.tolist().index(other)].encode()
+    inputs["among"][5, :3] = [other, 200, 210]
+    before = Retrieve.load(tmp_path)(inputs)["candidate_ids"]
+    pinned = [{"item_id": item, "slot": slot} for slot, item in enumerate((seen, gone, other, unknown, plain))]
+    (tmp_path / "rules.json").write_text(json.dumps({"pinned": pinned}))
+    after = Retrieve.load(tmp_path)(inputs)["candidate_ids"]
+    allowed = [{plain}, {seen, other, plain}, {seen, other, plain}, {seen, other}, {other}, {other}]
+    for row, expected in enumerate(allowed):
+        listed = set(after[row].tolist()) - {PAD_ID}
+        assert listed & {seen, gone, other, unknown, plain} == expected
+        unpinned = [item for item in before[row].tolist() if item not in {*expected, PAD_ID}]
+        n_free = AXES.candidates - len(expected)
+        assert [item for item in after[row].tolist() if item in unpinned] == unpinned[:n_free]
+    assert (after[0] != before[0]).sum() <= 1
+
+
 def test_one_request_is_answered_as_in_a_batch(tmp_path):
     write_folder(tmp_path)
     stage, inputs = Retrieve.load(tmp_path), requests()

@@ -124,7 +124,7 @@ class SearchedItems:
         user_vectors, lists = np.zeros((1, width), np.float32), (no_history.copy(), np.zeros((1, 1), np.float32))
         lift_popular(*lifts, user_vectors, no_history, *nothing, *lists)
         mark_lifted(no_history, no_history, self.lifts, np.uint8(0), np.zeros((1, 1), np.uint8))
-        put_newcomers(self.newcomers, self.search.item_vectors, user_vectors, *nothing, *lists)
+        put_new_and_pinned(self.newcomers, self.newcomers, self.search.item_vectors, user_vectors, *nothing, *lists)
         return self
 
     def lift_popular(
@@ -159,24 +159,8 @@ class SearchedItems:
         return self.newcomers[(self.search.servable if members is None else members)[self.newcomers]]
 
     def count_newcomers(self, members: np.ndarray | None = None) -> int:
-        """Return the number of places of a full list that `put_newcomers` takes at most. members: `lift_popular`"""
+        """Return the number of places of a full list that new items take at most. members: `lift_popular`"""
         return min(len(self.list_newcomers(members)), MOST_NEWCOMERS)
-
-    def put_newcomers(
-        self,
-        user_vectors: np.ndarray,
-        blocked: Blocked,
-        positions: np.ndarray,
-        scores: np.ndarray,
-        members: np.ndarray | None = None,
-    ) -> None:
-        """Put new items among the candidates, int64 [B, C]: after the last one, or in place of the last ones.
-
-        They are the latest ones and, of the others, those with the best scores. members: `lift_popular`
-        """
-        newcomers = self.list_newcomers(members)
-        if len(newcomers):
-            put_newcomers(newcomers, self.search.item_vectors, user_vectors, *blocked, positions, scores)
 
 
 @compiled
@@ -194,19 +178,20 @@ def choose_newcomers(newcomers, vectors, user_vector, blocked):
 
 
 @compiled
-def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, scores):
-    """Put new items into the padding of each list, or, where it is full, in place of its last candidates.
+def put_new_and_pinned(newcomers, pinned, vectors, user_vectors, blocked, starts, positions, scores):
+    """Put new and pinned items into the padding of each list, or, where it is full, in place of its last candidates.
 
-    positions: int64 [B, C], scores: float32 [B, C]; both are written
+    Of many new items, the latest ones are put and, of the others, those with the best scores.
+    newcomers, pinned: int64 [N] positions; positions: int64 [B, C], scores: float32 [B, C]; these two are written
     """
     n_items = len(vectors)
     for row in range(len(positions)):
         end = 0
         while end < positions.shape[1] and positions[row, end] != n_items:
             end += 1
-        last = end - 1  # the next candidate to replace; new items are after it
+        last = end - 1  # the next candidate to replace; what was put is after it
         blocked_here = blocked[starts[row] : starts[row + 1]]
-        chosen = choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here)
+        chosen = np.concatenate((choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here), pinned))
         for position in chosen:
             if np.any(positions[row] == position) or np.any(blocked_here == position):
                 continue

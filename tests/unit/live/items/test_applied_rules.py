@@ -94,6 +94,21 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
     assert read_current_values(find_rules_folder(repository), "another shop") is None
 
 
+def test_retrieval_follows_the_pins(repository, reader):
+    pipeline = Pipeline.load(repository, live=reader)
+    pinned = pipeline.stages["retrieve"].outputs.pinned
+    servable = np.append(np.ones(pinned.items.n_items, bool), False)
+
+    def find() -> list[int]:
+        return pinned.items.padded_ids[pinned.find_positions(servable)].tolist()
+
+    assert find() == []
+    apply_rules(repository, {"pinned": [{"item_id": 7, "slot": 0}, {"item_id": 5, "slot": 3}, {"item_id": 999, "slot": 1}]})
+    assert find() == [5, 7]
+    revert_rules(repository, 1)
+    assert find() == []
+
+
 def test_each_further_revert_goes_one_step_further_back(repository):
     for cap in (3, 4, 5):
         apply_rules(repository, {"max_per_category": cap})

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_newcomers
+from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_new_and_pinned
 from serving.stages.live.catalogue.listed_items import explore_newcomers, keep_candidates
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
+from serving.stages.rules.pins import NO_ITEMS
 from serving.stages.rules.propensities import UNKNOWN
 from serving.stages.search.search import Blocked, Neighbours, Search
 
@@ -31,11 +32,17 @@ SEED = np.uint64(7)
 )
 def test_new_items_are_among_the_candidates(listed, newcomers, expected):
     positions, scores = np.array([listed]), np.zeros((1, 4), np.float32)
-    put_newcomers(np.array(newcomers), VECTORS, USERS, np.array([7]), np.array([0, 1]), positions, scores)
+    put_new_and_pinned(np.array(newcomers), NO_ITEMS, VECTORS, USERS, np.array([7]), np.array([0, 1]), positions, scores)
     assert positions[0].tolist() == expected
     changed = positions[0] != listed
     assert (scores[0][changed] == 2.0).all()
     assert not scores[0][~changed].any()
+
+
+def test_new_and_pinned_items_take_no_place_from_each_other():
+    positions, scores, nothing = np.array([[0, 1, 2, 3]]), np.zeros((1, 4), np.float32), (NO_ITEMS, np.zeros(2, np.int64))
+    put_new_and_pinned(np.array([5]), np.array([3, 6]), VECTORS, USERS, *nothing, positions, scores)
+    assert positions[0].tolist() == [0, 6, 5, 3]
 
 
 def test_of_many_new_items_the_latest_and_those_with_the_best_scores_become_candidates():
@@ -46,7 +53,7 @@ def test_of_many_new_items_the_latest_and_those_with_the_best_scores_become_cand
     best_first = older[np.argsort(-values[older])]
     blocked = best_first[:1]  # its place goes to the next one
     user = np.ones((1, 1), np.float32)
-    put_newcomers(newcomers, values[:, None].copy(), user, blocked, np.array([0, 1]), positions, scores)
+    put_new_and_pinned(newcomers, NO_ITEMS, values[:, None].copy(), user, blocked, np.array([0, 1]), positions, scores)
     n_best = MOST_NEWCOMERS - LATEST_NEWCOMERS
     assert set(positions[0, -MOST_NEWCOMERS:]) == {*best_first[1 : 1 + n_best], *newcomers[-LATEST_NEWCOMERS:]}
     assert positions[0, :-MOST_NEWCOMERS].tolist() == list(range(30 - MOST_NEWCOMERS))

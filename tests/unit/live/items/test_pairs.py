@@ -17,7 +17,7 @@ from serving.live.reader import Reader
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
-from serving.stages.live.catalogue.candidates import put_newcomers
+from serving.stages.live.catalogue.candidates import put_new_and_pinned
 from serving.stages.live.counts.pair_counts import KEPT_COMPANIONS, MOST_CANDIDATES, OWN_ITEMS, PairCounts
 from serving.stages.live.counts.pairs import StoredPairs
 from serving.stages.live.counts.visits import VISIT_S
@@ -270,7 +270,7 @@ def test_new_items_and_companions_both_become_candidates():
     servable, nothing = np.append(np.ones(n_items, bool), False), Blocked(np.empty(0, np.int64), np.zeros(2, np.int64))
     pairs.put_candidates(np.array([[1]]), nothing, servable, positions, scores, n_spared=len(newcomers))
     assert (np.diff(scores[0]) <= 0).all()
-    put_newcomers(newcomers, vectors, np.ones((1, 2), np.float32), *nothing, positions, scores)
+    put_new_and_pinned(newcomers, np.empty(0, np.int64), vectors, np.ones((1, 2), np.float32), *nothing, positions, scores)
     assert {50, 51, 88, 89, 90, 91} <= set(positions[0].tolist())
     assert len(set(positions[0].tolist())) == width
 
