@@ -6,9 +6,9 @@
 
 Features never use the events to predict, which avoids leakage; the served artifacts are fitted again on all of train.
 
-With live events, a request is answered when its user comes back: ages, declared aggregations and sales are of that second, as a
-server follows them; the lists of neighbours are of the split. A repository that gets no events knows no later time than its
-export's: `without_events` makes such requests, and the feature LIVE tells the ranker which of the two it reads.
+With live events, a request is answered when its user comes back: ages and declared aggregations are of that second, popularity
+and the other item statistics of the split. A repository that gets no events knows no later time than its export's:
+`without_events` makes such requests, and the feature LIVE tells the ranker which of the two it reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from training.features.build import Examples, Features, take_context
 from training.features.items import ItemArrays
 from training.models.rankers.item_statistics import Sales, StatisticsSettings, fit_statistics
 from training.models.rankers.live_pairs import put_live_pairs
-from training.models.rankers.live_sales import put_live_sales
 
 Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items pads; float32 [N, C] scores)."""
@@ -215,8 +214,6 @@ def make_requests(
         trends = aggregates.compute_for_items(candidates, times_s, rows) if is_live else items.aggregates[candidates]
         pairs = aggregates.compute_for_pairs(user_ids, candidates, clocks, rows)
         cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
-        if is_live:
-            put_live_sales(features.items, train, statistics, rows, times_s, users, candidates, cross)
         cross[..., LIVE - N_FEATURES] = (candidates < items.n_items) & is_live
         labels = find_taken(features, later, user_ids, candidates)
         return Requests(users, candidates.astype(np.int32), scores, cross, labels, items, user_ids)
@@ -264,7 +261,6 @@ def make_visit_requests(
     trends = features.log.aggregates.compute_for_items(candidates, times, rows)
     pairs = features.log.aggregates.compute_for_pairs(user_ids, candidates, times, rows)
     cross = np.concatenate([trends, pairs, compute_in_blocks(statistics, users, candidates, scores)], axis=2)
-    put_live_sales(features.items, train, statistics, rows, times, users, candidates, cross)
     cross[..., TOGETHER - N_FEATURES] = scale_strengths(strengths)
     cross[..., LIVE - N_FEATURES] = candidates < items.n_items
     labels = candidates == features.items.find_positions(item_ids)[:, None]
