@@ -30,7 +30,7 @@ def describe_answer(user_id: str | None, answer: Recommendations, names: Catalog
         "generation": answer.generation,
         "degraded": list_fallbacks(answer),
         "request_id": answer.request_id,
-        **({"stage_ms": answer.stage_ms} if answer.stage_ms else {}),
+        **({"stage_ms": {stage: round(ms, 3) for stage, ms in answer.stage_ms.items()}} if answer.stage_ms else {}),
         "items": items,
     }
 
@@ -65,7 +65,7 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
     out.print(table, markup=False)
     if answer.stage_ms:
         stages = ", ".join(f"{stage} {spent_ms:.2f} ms" for stage, spent_ms in answer.stage_ms.items())
-        out.print(f"Stages of the server: {stages}", markup=False)
+        out.print(f"Stages of the server: {stages}", markup=False, soft_wrap=True)
     if answer.degraded:
         err.print(f"note: answered by the fallback of {', '.join(list_fallbacks(answer))}.", markup=False, soft_wrap=True)
     if not names:
