@@ -216,9 +216,9 @@ class Shop:
         position = self.published.find_position(item_id)
         return None if position is None else self.published.categories.find_name(position)
 
-    def is_blocked(self, item_id: int) -> bool:
-        """Return whether the rules block an item."""
-        return item_id in self._rules.list_blocked()
+    def list_blocked(self) -> frozenset[int]:
+        """Return the ids of the items that the rules block."""
+        return self._rules.list_blocked()
 
     def has_category(self, name: str) -> bool:
         """Return whether any item has a category."""

@@ -157,11 +157,13 @@ class Explainer:
         if live_items := retrieve.outputs.live_items:
             live_items.refresh()
             popularity = popularity + live_items.arrays.lifts[:-1]  # without the padding row
-        position, servable = int(retrieve.items.find_positions(np.array([item_id]))[0]), retrieve.search.servable[:-1]
+        position, blocked = int(retrieve.items.find_positions(np.array([item_id]))[0]), shop.list_blocked()
+        can_be_shown = retrieve.search.servable.copy()
+        can_be_shown[retrieve.items.find_positions(np.array([*blocked], np.int64))] = False
         why_not = explain_unservable(pipeline, position)
-        rank = None if why_not else 1 + int((servable & (popularity > popularity[position])).sum())
-        if not why_not and shop.is_blocked(item_id):
+        if not why_not and item_id in blocked:
             why_not = "A rule drops it: blocked_items."
+        rank = None if why_not else 1 + int((can_be_shown[:-1] & (popularity > popularity[position])).sum())
         return {
             "item": shop.describe_item(item_id, item),
             "known": not shop.find_unknown_items({item_id}),

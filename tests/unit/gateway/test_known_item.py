@@ -91,5 +91,14 @@ def test_rules_are_part_of_what_is_known(door, own_repo):
     assert (pinned["can_be_shown"], pinned["pinned_place"], blocked["pinned_place"]) == (True, 3, None)
 
 
+def test_a_blocked_item_has_no_rank_and_takes_none(door, own_repo):
+    by_rank = {describe(door, item)["popularity_rank"]: item for item in range(1, 40)}
+    first, second = (by_rank[rank] for rank in sorted(rank for rank in by_rank if rank is not None)[:2])
+    before = describe(door, second)["popularity_rank"]
+    apply_rules(own_repo, {"blocked_items": [first]})
+    assert describe(door, first)["popularity_rank"] is None
+    assert describe(door, second)["popularity_rank"] == before - 1
+
+
 def test_an_id_of_another_kind_is_refused(door):
     assert "this shop's ids are whole numbers" in door.read_error("GET", "/v1/items/mug")["message"]
