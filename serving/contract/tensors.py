@@ -353,9 +353,12 @@ def mark_degraded(lineage: np.ndarray, rows: np.ndarray, stage: int) -> np.ndarr
 
 
 def mark_end(lineage: np.ndarray, stage: str, began_us: int, ended_us: int) -> np.ndarray:
-    """Return the lineage, int64 [B, 7], with the monotonic microseconds of a stage's end, and of the first stage's begin."""
+    """Return the lineage, int64 [B, 7], with the monotonic microseconds of a stage's end, and of the first stage's begin.
+
+    began_us: 0 if the lineage has it, or nobody timed it
+    """
     marked, place = lineage.copy(), STAGES.index(stage)
-    if place == 0:
+    if place == 0 and began_us:
         marked[:, BEGAN] = began_us
     marked[:, BEGAN + 1 + place] = ended_us
     return marked

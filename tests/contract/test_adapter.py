@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,9 @@ from serving.contract.tensors import (
     STAGES,
     Axes,
     ContextColumn,
+    ModelSpec,
     RecordSpec,
+    compute_stage_ms,
     find_generation_faults,
     make_stage_specs,
     mark_degraded,
@@ -28,6 +30,14 @@ from serving.contract.tensors import (
     unpack_records,
 )
 from serving.stages.adapter.deadlines import DeadlineCheck
+from serving.stages.parts.preprocess import PreprocessTensors
+from serving.stages.parts.specs import (
+    PREPROCESS_FEATURES,
+    PREPROCESS_TENSORS,
+    PartSettings,
+    WorkflowColumns,
+    make_preprocess_specs,
+)
 from tests.contract import fake_backend as pb
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
@@ -69,6 +79,10 @@ class Echo:
 
 
 def pbtxt_as_json(info: StageInfo) -> str:
+    return spec_as_json(info.spec)
+
+
+def spec_as_json(spec: ModelSpec) -> str:
     def tensors(specs):
         kind = {"BYTES": "TYPE_STRING"}
         return [
@@ -76,11 +90,9 @@ def pbtxt_as_json(info: StageInfo) -> str:
         ]
 
     parameters = {
-        t.parameter: {"string_value": t.stated_fields}
-        for t in (*info.spec.inputs, *info.spec.outputs)
-        if isinstance(t, RecordSpec)
+        t.parameter: {"string_value": t.stated_fields} for t in (*spec.inputs, *spec.outputs) if isinstance(t, RecordSpec)
     }
-    return json.dumps({"input": tensors(info.spec.inputs), "output": tensors(info.spec.outputs), "parameters": parameters})
+    return json.dumps({"input": tensors(spec.inputs), "output": tensors(spec.outputs), "parameters": parameters})
 
 
 @pytest.fixture
@@ -368,6 +380,72 @@ def test_stages_are_timed_for_who_asks(fused):
     assert all(0 < spent_ms < 1_000 * (time.monotonic() - began_s) for spent_ms in stage_ms)
     assert sum(stage_ms) < 1_000 * (time.monotonic() - began_s)
     assert read_stage_ms("{}") == [0, 0, 0, 0]
+
+
+class RawColumns:
+    """The first part of preprocess around a workflow of another backend."""
+
+    def __init__(self, spec) -> None:
+        self.spec = spec
+
+    @classmethod
+    def load(cls, folder: Path) -> "RawColumns":
+        return cls(make_preprocess_specs(INFO, COLUMNS)[PREPROCESS_FEATURES])
+
+    def find_faults(self, inputs):
+        return {}
+
+    def __call__(self, inputs):
+        batch = len(inputs["user_id"])
+        tensors = {t.name: np.zeros((batch, *t.dims), t.numpy_dtype) for t in self.spec.outputs}
+        return tensors | {"lineage": new_lineage(batch, 7)}
+
+
+COLUMNS = WorkflowColumns(
+    {"age": "INT64"}, {"tier": "INT64", "age": "INT64", "total": "FP32"}, {"tier": 2, "age": 2}, ("total",)
+)
+
+
+def make_part(folder: Path, name: str, kind: type):
+    """Return the model of a part of preprocess, as a nested ensemble runs it."""
+    from serving.stages.parts.triton import make_part_model
+
+    settings = asdict(PartSettings(name, {}, columns=asdict(COLUMNS)))
+    version, spec = folder / name / "7", make_preprocess_specs(INFO, COLUMNS)[name]
+    version.mkdir(parents=True)
+    replace(INFO, settings=settings).write(version)
+    write_manifest(version)
+    part_kind = make_part_model(kind)
+    part_kind.report_every_s = 3_600
+    model = part_kind()
+    described = {"model_name": name, "model_instance_name": f"{name}_0_0", "model_instance_kind": "CPU"}
+    described |= {"model_instance_device_id": "0", "model_repository": str(version.parent), "model_version": "7"}
+    model.initialize(described | {"model_config": spec_as_json(spec)})
+    return model
+
+
+@pytest.mark.parametrize("parameters", ['{"timings": true}', "{}"])
+def test_a_stage_in_parts_is_timed_from_the_begin_of_its_first_part(tmp_path, parameters):
+    """The workflow of NVTabular between the parts takes most of the time, and its model is not ours."""
+    first, last = (
+        make_part(tmp_path, PREPROCESS_FEATURES, RawColumns),
+        make_part(tmp_path, PREPROCESS_TENSORS, PreprocessTensors),
+    )
+    user_id, waited_s = np.array([[1]]), 0.02
+    began_s = time.monotonic()
+    [raw] = first.execute([pb.InferenceRequest(parameters, user_id=user_id)])
+    time.sleep(waited_s)
+    passed = {t.name(): t.as_numpy() for t in raw.output_tensors() if not t.name().startswith("raw_")}
+    encoded = {"encoded_tier": user_id, "encoded_age": user_id, "encoded_total": np.zeros((1, 1), np.float32)}
+    [user] = last.execute([pb.InferenceRequest(parameters, b"", user_id=user_id, **passed, **encoded)])
+    fields = unpack_records(INFO.spec.outputs, {t.name(): t.as_numpy() for t in user.output_tensors()})
+    spent_ms = compute_stage_ms(fields["lineage"])[0, 0]
+    if parameters == "{}":
+        assert fields["lineage"].tolist() == new_lineage(1, 7).tolist()
+    else:
+        assert 1_000 * waited_s <= spent_ms <= 1_000 * (time.monotonic() - began_s)
+    for model in (first, last):
+        model.finalize()
 
 
 def with_deadline(user_id: int, left_ms: float, budget_ms: float) -> pb.InferenceRequest:

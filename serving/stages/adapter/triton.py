@@ -211,7 +211,7 @@ def with_live(stage: Any, live: Reader) -> Any:
 def time_stage(stage: str, tensors: Arrays, started_s: float) -> Arrays:
     """Return the lineage with the end of a stage, which is now, or the answer's `stage_ms` after the last stage.
 
-    started_s: monotonic second at which the stage began. The clock is the same in all processes of the machine.
+    started_s: monotonic second of the stage's begin, 0 if the lineage has it. All processes of the machine have the same clock.
     """
     lineage = mark_end(tensors["lineage"], stage, int(1e6 * started_s), time.monotonic_ns() // 1_000)
     return {"stage_ms": compute_stage_ms(lineage)} if stage == STAGES[-1] else {"lineage": lineage}

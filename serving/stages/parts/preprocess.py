@@ -64,12 +64,10 @@ class PreprocessFeatures(PreprocessPart):
     def __call__(self, inputs: Arrays) -> Arrays:
         state, clock_s, degraded = self.inputs.read_state(inputs)
         raw = self.inputs.derive_columns(state, inputs, clock_s)
-        degraded_bits = np.empty((len(state.user_ids), 1), np.int32)
-        degraded_bits[:, 0] = degraded
         return {
             **{name_raw_tensor(name): make_tensor(raw[name]) for name in self.columns.raw},
             **make_history_tensors(state, clock_s),
-            "store_degraded": degraded_bits,
+            "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
         }
 
 
@@ -86,13 +84,12 @@ class PreprocessTensors(PreprocessPart):
         return {}
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        degraded = inputs["store_degraded"]
         rows = [inputs[name_encoded_tensor(name)] + first for name, first in self.columns.categorical.items()]
         numbers = [inputs[name_encoded_tensor(name)] for name in self.columns.continuous]
         return {
             "user_categorical": np.concatenate(rows, axis=1, dtype=np.int64),
             "user_continuous": np.concatenate(numbers, axis=1, dtype=np.float32),
-            "lineage": new_lineage(len(degraded), self.info.generation, degraded[:, 0]),
+            "lineage": inputs["lineage"],
         }
 
 

@@ -171,12 +171,11 @@ def make_preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str
         for side, types in ((name_raw_tensor, columns.raw), (name_encoded_tensor, columns.encoded))
     )
     bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
-    degraded = TensorSpec("store_degraded", "INT32", (1,))
-    history = tuple(known[name] for name in ("history_ids", "history_age_days", "history_interests"))
+    passed = tuple(known[name] for name in ("history_ids", "history_age_days", "history_interests", "lineage"))
     specs = (
-        ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *history, degraded)),
+        ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *passed)),
         ModelSpec(PREPROCESS_WORKFLOW, *bare),
-        ModelSpec(PREPROCESS_TENSORS, (USER_ID, *encoded.values(), *history, degraded), stage.outputs),
+        ModelSpec(PREPROCESS_TENSORS, (USER_ID, *encoded.values(), *passed), stage.outputs),
     )
     return {spec.name: spec for spec in specs}
 

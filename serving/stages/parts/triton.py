@@ -10,7 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import pack_records
+from serving.contract.tensors import BEGAN, STAGES, pack_records
 from serving.stages.adapter.metrics import Metrics
 from serving.stages.adapter.triton import Link, StageModel, read_degraded, respond, time_stage, with_live
 from serving.stages.parts.models import RankFeatures, RetrieveSearch
@@ -47,7 +47,9 @@ class PartModel(StageModel):
         if self.is_last:
             self.first.metrics.count(read_degraded(outputs), time.monotonic() - started_s)
             if is_timed:
-                outputs |= time_stage(self.stage, inputs | outputs, started_s)
+                outputs |= time_stage(self.stage, inputs | outputs, 0.0)
+        elif is_timed and self.stage == STAGES[0]:  # its first part: the workflow, which comes next, is not ours
+            outputs["lineage"][:, BEGAN] = int(1e6 * started_s)
         return pack_records(self.spec.outputs, inputs | outputs)
 
     def _respond(self, outputs: Arrays) -> Any:
