@@ -344,7 +344,9 @@ def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int
     if retrieved.rank is None:
         return explain_no_candidate(pipeline, trace, item_id, position, retrieved)
     if reranked.rank is None:
-        return f"The ranker put it at place {ranked.rank}; only the first {reranked.of} are passed to the re-ranker."
+        gave_way = ranked.rank <= reranked.of
+        which = f"{reranked.of}, pinned and new items among them," if gave_way else f"the first {reranked.of}"
+        return f"The ranker put it at place {ranked.rank}; only {which} are passed to the re-ranker."
     dropped = [move.rule for move in rules if move.rank_before is not None and move.rank_after is None]
     if dropped:
         return f"A rule drops it: {dropped[0]}."
@@ -371,8 +373,10 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
     n_new = np.count_nonzero(trace["candidate_sources"][0] & Sources.NEW_ITEMS)
     if position >= len(retrieve.items.ids):
         return f"It is not among the {n_new} new items that are candidates: the latest ones, and those with the best scores."
-    but_new = f", except those of {n_new} new items, which have places of their own" if n_new else ""
-    return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher{but_new}."
+    n_pinned = np.count_nonzero(np.isin(trace["candidate_ids"][0], outputs.pinned.pins.ids))
+    others = [f"{count} {kind}" for count, kind in ((n_new, "new"), (n_pinned, "pinned")) if count]
+    but_others = f", except those of {' and '.join(others)} items, which have places of their own" if others else ""
+    return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher{but_others}."
 
 
 def explain_unservable(pipeline: Pipeline, position: int) -> str | None:

@@ -242,6 +242,15 @@ def test_an_item_that_gave_way_to_a_new_one_is_not_said_to_be_in_the_list():
     assert told == "It is at place 4 of the list, and the first 3 are shown; moved by the rules: new_items."
 
 
+@pytest.mark.parametrize(
+    ("rank", "which"), [(9, "the first 3"), (3, "3, pinned and new items among them,")], ids=["ranked below", "gave way"]
+)
+def test_what_is_not_passed_to_the_re_ranker_is_told_why(rank, which):
+    places = [Place("retrieve", 3, 9, 0.5), Place("rank", rank, 9, 0.5), *(Place(stage, None, 3, None) for stage in "ab")]
+    told = explain_place(cast(Any, None), {}, 2, 2, places, [])
+    assert told == f"The ranker put it at place {rank}; only {which} are passed to the re-ranker."
+
+
 def ask_before_and_after_cutting_short(repo: Path, answer: Connection) -> None:
     door = Gateway(repo)
     asked: list[tuple[str, dict]] = [("/v1/explain", {"user": 7, "item": 3}), ("/v1/users/7", {}), ("/v1/items/3/similar", {})]
