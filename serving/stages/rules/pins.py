@@ -24,11 +24,11 @@ class Pins(NamedTuple):
     @classmethod
     def load(cls, folder: Path, generation: int = 0) -> Pins:
         """Read the pins of the rules in a folder; none without rules. Raises ArtifactError. generation: not used"""
-        if not (folder / CONFIG_FILE).exists():
-            return cls(NO_ITEMS)
         try:
+            if not (folder / CONFIG_FILE).exists():
+                return cls(NO_ITEMS)
             return cls(np.array([*RulesConfig.load(folder / CONFIG_FILE).slots], np.int64))
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             raise ArtifactError(f"the rules in {folder} cannot be loaded: {error} Export the repository again.") from error
 
     @property

@@ -181,7 +181,8 @@ def choose_newcomers(newcomers, vectors, user_vector, blocked):
 def put_new_and_pinned(newcomers, pinned, vectors, user_vectors, blocked, starts, positions, scores):
     """Put new and pinned items into the padding of each list, or, where it is full, in place of its last candidates.
 
-    Of many new items, the latest ones are put and, of the others, those with the best scores.
+    Pinned items come first, where a short list has no room for all. Of many new items, the latest ones are put and, of the
+    others, those with the best scores.
     newcomers, pinned: int64 [N] positions; positions: int64 [B, C], scores: float32 [B, C]; these two are written
     """
     n_items = len(vectors)
@@ -191,7 +192,7 @@ def put_new_and_pinned(newcomers, pinned, vectors, user_vectors, blocked, starts
             end += 1
         last = end - 1  # the next candidate to replace; what was put is after it
         blocked_here = blocked[starts[row] : starts[row + 1]]
-        chosen = np.concatenate((choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here), pinned))
+        chosen = np.concatenate((pinned, choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here)))
         for position in chosen:
             if np.any(positions[row] == position) or np.any(blocked_here == position):
                 continue

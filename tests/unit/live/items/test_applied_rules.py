@@ -33,6 +33,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
 from serving.stages.rules.config import ITEM_RULES, RulesConfig
+from serving.stages.rules.pins import Pins
 from serving.stages.rules.rules import Rules
 from tests.present import present
 from tests.unit.live.answers import answer, upserted
@@ -239,6 +240,12 @@ def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
     exported = Rules(RulesConfig(), np.zeros(3, ITEM_RULES))
     with pytest.raises(ArtifactError, match=r"current\.json cannot be read.*as that user"):
         AppliedRules(folder, 1, exported).read_if_new()
+
+
+def test_pins_that_cannot_be_read_are_an_error_with_a_remedy():
+    """The name of the folder is too long, and fails like a folder without permission."""
+    with pytest.raises(ArtifactError, match=r"the rules in x+ cannot be loaded"):
+        Pins.load(Path("x" * 300))
 
 
 @pytest.mark.parametrize("has_names", [False, True])

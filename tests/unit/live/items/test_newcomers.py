@@ -42,7 +42,13 @@ def test_new_items_are_among_the_candidates(listed, newcomers, expected):
 def test_new_and_pinned_items_take_no_place_from_each_other():
     positions, scores, nothing = np.array([[0, 1, 2, 3]]), np.zeros((1, 4), np.float32), (NO_ITEMS, np.zeros(2, np.int64))
     put_new_and_pinned(np.array([5]), np.array([3, 6]), VECTORS, USERS, *nothing, positions, scores)
-    assert positions[0].tolist() == [0, 6, 5, 3]
+    assert positions[0].tolist() == [0, 5, 6, 3]
+
+
+def test_pinned_items_are_put_where_new_ones_would_fill_the_whole_list():
+    positions, scores, nothing = np.array([[0, 1]]), np.zeros((1, 2), np.float32), (NO_ITEMS, np.zeros(2, np.int64))
+    put_new_and_pinned(np.array([4, 5, 6]), np.array([2]), VECTORS, USERS, *nothing, positions, scores)
+    assert positions[0].tolist() == [4, 2]
 
 
 def test_of_many_new_items_the_latest_and_those_with_the_best_scores_become_candidates():
