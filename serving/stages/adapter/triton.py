@@ -131,7 +131,7 @@ class StageModel:
         errors |= {place: make_unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
         healthy = [i for i in range(len(requests)) if i not in errors]
-        is_timed = any(TIMINGS in read_text(request.parameters) for request in requests)
+        is_timed = any(asks_for_timings(read_text(request.parameters)) for request in requests)
         outputs = self._answer(requests, inputs, rows, healthy, errors, is_timed) if healthy else {}
         return [
             pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
@@ -206,6 +206,16 @@ class StageModel:
 def with_live(stage: Any, live: Reader) -> Any:
     """Return the stage with a live store attached, or the stage itself where it uses none."""
     return stage.with_live(live) if hasattr(stage, "with_live") else stage
+
+
+def asks_for_timings(parameters: str) -> bool:
+    """Return whether a request's parameters, as JSON, ask how long each stage took."""
+    if TIMINGS not in parameters:
+        return False
+    try:
+        return bool(json.loads(parameters)[TIMINGS])
+    except (ValueError, TypeError, KeyError):  # as of DEADLINE: a malformed one must not fail the other requests
+        return False
 
 
 def time_stage(stage: str, tensors: Arrays, started_s: float) -> Arrays:
