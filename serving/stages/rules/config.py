@@ -111,7 +111,7 @@ class RulesConfig:
     the candidates run out, caps first and price_cap last. provider_floor lifts only items that the caps keep, so it
     is not reached where better items use up the quotas.
 
-    A pinned item is in every list that it may be in. Lists without it: those of users who have seen it, where
+    A pinned item is in every list while it is available, except in lists of users who have seen it, where
     filter_seen is set, and of requests that exclude it, or that name another category or other items.
     """
 
