@@ -20,6 +20,7 @@ from server.status.health import open_local_client
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, make_stage_specs, new_lineage, pack_records, unpack_records
 from serving.pipeline import Pipeline
+from serving.stages.parts.specs import PREPROCESS_WORKFLOW
 from tests.repositories import SERVED_DATA
 from tests.server.support.merlin_doubles import stand_in
 from tests.server.support.requests import ask_each, ask_together, infer, narrow, tensor
@@ -92,6 +93,25 @@ def counts(client, model: str) -> tuple[int, int]:
     """Return rows answered, executions."""
     (stats,) = client.get_inference_statistics(model).model_stats
     return stats.inference_count, stats.execution_count
+
+
+def test_stages_in_parts_say_how_long_they_took(running, served):
+    (triton, server), (_, client) = running, served
+
+    def read_workflow_ms() -> float:
+        (stats,) = client.get_inference_statistics(PREPROCESS_WORKFLOW).model_stats
+        return stats.inference_stats.compute_infer.ns / 1e6
+
+    with Recommender(server.grpc_url, timings=True) as shop:
+        shop.recommend(1)  # connects, and reads the model's description
+        workflow_ms, began_s = read_workflow_ms() if triton == "24.03" else 0.0, time.perf_counter()
+        stage_ms = shop.recommend(2).stage_ms
+        spent_ms = 1_000 * (time.perf_counter() - began_s)
+    assert list(stage_ms) == list(STAGES)
+    assert all(own_ms > 0 for own_ms in stage_ms.values())
+    assert sum(stage_ms.values()) < spent_ms
+    if triton == "24.03":
+        assert stage_ms["preprocess"] > read_workflow_ms() - workflow_ms > 0
 
 
 def ask_stages(client, user_id: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
