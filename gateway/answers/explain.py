@@ -344,7 +344,7 @@ def explain_place(pipeline: Pipeline, trace: Arrays, item_id: int, position: int
     if retrieved.rank is None:
         return explain_no_candidate(pipeline, trace, item_id, position, retrieved)
     if reranked.rank is None:
-        gave_way = ranked.rank <= reranked.of
+        gave_way = ranked.rank is not None and ranked.rank <= reranked.of
         which = f"{reranked.of}, pinned and new items among them," if gave_way else f"the first {reranked.of}"
         return f"The ranker put it at place {ranked.rank}; only {which} are passed to the re-ranker."
     dropped = [move.rule for move in rules if move.rank_before is not None and move.rank_after is None]

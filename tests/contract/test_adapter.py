@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -416,7 +417,7 @@ def make_part(folder: Path, name: str, kind: type):
     version.mkdir(parents=True)
     replace(INFO, settings=settings).write(version)
     write_manifest(version)
-    part_kind = make_part_model(kind)
+    part_kind: Any = make_part_model(kind)
     part_kind.report_every_s = 3_600
     model = part_kind()
     described = {"model_name": name, "model_instance_name": f"{name}_0_0", "model_instance_kind": "CPU"}
