@@ -14,24 +14,24 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from serving.contract.errors import ArtifactError
+
+AnyRules = TypeVar("AnyRules", bound="CompiledRules")
 
 
 class CompiledRules(Protocol):
     """What a process needs of the rules. Not all need the compiled loops, which take 70 MB."""
 
     @classmethod
-    def load(cls, folder: Path, generation: int) -> Self:
+    def load(cls: type[AnyRules], folder: Path, generation: int) -> AnyRules:
         """Read them. Raises ArtifactError."""
 
     @property
     def n_items(self) -> int:
         """The number of items that they were compiled for."""
 
-
-AnyRules = TypeVar("AnyRules", bound=CompiledRules)
 
 FOLDER, CURRENT_FILE = "rules", "current.json"
 
