@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import httpx
+import numpy as np
 import pytest
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
+from serving.contract.tensors import UPSERT
+from serving.stages.live.models import Upsert
 from tests.repositories import copy_lean_repository
 from triton_recommender import Health, Unavailable
 from triton_recommender.testing import AsyncFakeRecommender, Query
@@ -113,6 +117,25 @@ def repo(tmp_path_factory) -> Path:
 def own_repo(tmp_path) -> Path:
     """Return a copy of the test's own, which it may change."""
     return copy_lean_repository(tmp_path / "repository")
+
+
+@pytest.fixture
+def door(own_repo) -> Gateway:
+    """Return a gateway of a repository of its own, whose server is gone: it knows its own files and the live store."""
+    return Gateway(own_repo, failing())
+
+
+@pytest.fixture
+def change(door) -> Iterator[Callable[..., None]]:
+    """change(item, **columns): as the model `upsert` does."""
+    stage = Upsert.load(door.repo / UPSERT / "1")
+
+    def upsert(item: int, **columns) -> None:
+        kind, changed = (np.array([[text]], object) for text in (b"item", json.dumps(columns).encode()))
+        stage({"kind": kind, "id": np.array([[item]]), "columns": changed})
+
+    yield upsert
+    stage.close()
 
 
 @pytest.fixture

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,34 +15,13 @@ from live.__main__ import app as live
 from repository.applied_rules import apply_rules, compile_for_generation, find_rules_folder, revert_rules
 from repository.generations import pin
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.tensors import UPSERT
 from serving.live.store import DATA_FILE, find_live_folder
-from serving.stages.live.models import Upsert
 from serving.stages.rules.applied import CURRENT_FILE
 from tests.repositories import copy_generation, copy_to_change, small_repository
 from tests.unit.gateway.conftest import Gateway, failing
 from triton_recommender import Recommendations
 
 USER = 7
-
-
-@pytest.fixture
-def door(own_repo) -> Gateway:
-    """A gateway of a repository of its own, whose server is gone."""
-    return Gateway(own_repo, failing())
-
-
-@pytest.fixture
-def change(door) -> Iterator[Callable[..., None]]:
-    """change(item, **columns): as the model `upsert` does."""
-    stage = Upsert.load(door.repo / UPSERT / "1")
-
-    def upsert(item: int, **columns) -> None:
-        kind, changed = (np.array([[text]], object) for text in (b"item", json.dumps(columns).encode()))
-        stage({"kind": kind, "id": np.array([[item]]), "columns": changed})
-
-    yield upsert
-    stage.close()
 
 
 def list_popular(door: Gateway) -> dict[int, str | None]:

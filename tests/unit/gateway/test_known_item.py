@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-
 import numpy as np
-import pytest
 
 from gateway import schema
 from repository.applied_rules import apply_rules
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.tensors import UPSERT
-from serving.stages.live.models import Upsert
-from tests.unit.gateway.conftest import Gateway, failing
+from tests.unit.gateway.conftest import Gateway
 from tests.unit.trials.logs import observe
 
 NEW_ITEM = 9_999
-
-
-@pytest.fixture
-def door(own_repo) -> Gateway:
-    """A gateway whose server is gone: what it knows of items comes from its own files and the live store."""
-    return Gateway(own_repo, failing())
-
-
-@pytest.fixture
-def change(door) -> Iterator[Callable[..., None]]:
-    """change(item, **columns): as the model `upsert` does."""
-    stage = Upsert.load(door.repo / UPSERT / "1")
-
-    def upsert(item: int, **columns) -> None:
-        kind, changed = (np.array([[text]], object) for text in (b"item", json.dumps(columns).encode()))
-        stage({"kind": kind, "id": np.array([[item]]), "columns": changed})
-
-    yield upsert
-    stage.close()
 
 
 def describe(door: Gateway, item: object) -> dict:
