@@ -176,7 +176,7 @@ class Explanation(Strict):
 
 
 class KnownItem(Strict):
-    """What recommendations know of an item now. known: whether the export has it or it was added since
+    """The present state of an item in recommendations. known: whether the export has it or it was added since
 
     exported: whether it was trained on; why_not: why it cannot be shown, in words, else null
     popularity_rank: its place among the items that can be shown, by what sold lately, from 1; null if it is not among them

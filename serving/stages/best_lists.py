@@ -45,10 +45,11 @@ class BestLists:
 
     def pick(self, inputs: Arrays) -> BestCandidates:
         """Return the first M candidates by rank score, the last ones replaced by pinned and new items that are not there."""
-        columns, kept_ids = pick_best_columns(inputs["rank_scores"], self.length), [*self.rules.config.slots]
+        columns = pick_best_columns(inputs["rank_scores"], self.length)
+        kept_ids = np.array([*self.rules.config.slots], np.int64)
         if self.items.has_newcomers:
-            kept_ids += self.items.newcomers[self.items.newcomers != PAD_ID].tolist()
-        if kept_ids:
+            kept_ids = np.append(kept_ids, self.items.newcomers[self.items.newcomers != PAD_ID])
+        if len(kept_ids):
             keep_candidates(columns, np.isin(inputs["candidate_ids"], kept_ids))
         names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
         ids, rank_scores, retrieval, sources, valid = _gather_list(columns, *(inputs[name] for name in names))

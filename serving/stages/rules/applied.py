@@ -22,7 +22,7 @@ AnyRules = TypeVar("AnyRules", bound="CompiledRules")
 
 
 class CompiledRules(Protocol):
-    """What a process needs of the rules. Not all need the compiled loops, which take 70 MB."""
+    """The rules in the form that a process needs. Not all need the compiled loops, which take 70 MB."""
 
     @classmethod
     def load(cls: type[AnyRules], folder: Path, generation: int) -> AnyRules:

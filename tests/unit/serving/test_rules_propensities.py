@@ -1,4 +1,4 @@
-"""What the rules say of their draws, against how often they draw: lists of many users whose candidates are the same."""
+"""Propensities that the rules state, against how often they draw: lists of many users whose candidates are the same."""
 
 from __future__ import annotations
 
