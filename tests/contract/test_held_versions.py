@@ -6,10 +6,10 @@ from pathlib import Path
 
 from serving.contract.artifacts import MANIFEST_FILE
 from serving.contract.locks import is_locked
-from tests.contract.test_adapter import Echo, arguments, quiet_model  # noqa: F401 - a fixture
+from tests.contract.stages import Echo, quiet_model
 
 
-def test_a_loaded_version_is_held_until_it_is_unloaded(arguments):  # noqa: F811 - the fixture of that name
+def test_a_loaded_version_is_held_until_it_is_unloaded(arguments):
     manifest = Path(arguments["model_repository"]) / arguments["model_version"] / MANIFEST_FILE
     model = quiet_model(Echo)
     assert not is_locked(manifest)

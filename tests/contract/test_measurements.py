@@ -9,7 +9,7 @@ import pytest
 from serving.contract.measurements import COUNTER, GAUGE, Measurement
 from serving.contract.tensors import Degraded
 from tests.contract import fake_backend as pb
-from tests.contract.test_adapter import Echo, arguments, request, users_of  # noqa: F401 - a fixture
+from tests.contract.stages import Echo, request, users_of
 
 
 class Measured(Echo):
@@ -29,7 +29,7 @@ class Measured(Echo):
 
 
 @pytest.fixture
-def loaded(arguments):  # noqa: F811 - the fixture of that name
+def loaded(arguments):
     """loaded(stage class) -> the model that serves it"""
     from serving.stages.adapter.triton import make_triton_model
 

@@ -14,7 +14,7 @@ from serving.contract.refused_rows import describe_refused, read_refused
 from serving.contract.tensors import OBSERVE, UPSERT
 from serving.stages.live.models import LiveModel, Observe, Upsert
 from tests.contract import fake_backend as pb
-from tests.contract.test_adapter import pbtxt_as_json
+from tests.contract.stages import pbtxt_as_json
 from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
 from triton_recommender.errors import make_status_error
