@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,20 +139,32 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(
 
 # Both publications fork from one process, because the imports of an export take seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["export.relayout"])
+PROCESSES.set_forkserver_preload(["export.relayout", __name__])
+
+
+def publish_and_die(source: Path, repo: Path, places: set[Path], folders: int) -> None:
+    """Publish, and end by SIGKILL before one folder more than `folders` is renamed to one of `places`."""
+    renamed: list[Path] = []
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.rename" and (place := Path(str(arguments[1]))) in places:
+            if len(renamed) == folders:
+                os.kill(os.getpid(), signal.SIGKILL)
+            renamed.append(place)
+
+    sys.addaudithook(count)
+    relayout(source, repo, "fused")
 
 
 def kill_publication(source: Path, repo: Path, folders: int) -> None:
     """Publish, and kill that once so many version folders of the new generation are in their places."""
     number = 1 + max(int(path.name) for path in repo.glob("*/[0-9]*"))
-    places = [config.with_name(str(number)) for config in repo.glob("*/config.pbtxt")]
-    process = PROCESSES.Process(target=relayout, args=(source, repo, "fused"))
+    places = {config.with_name(str(number)) for config in repo.glob("*/config.pbtxt")}
+    process = PROCESSES.Process(target=publish_and_die, args=(source, repo, places, folders))
     process.start()
-    while sum(map(Path.exists, places)) < folders and process.is_alive():
-        time.sleep(0.002)
-    process.kill()
     process.join()
-    assert process.exitcode == -signal.SIGKILL  # it had not finished
+    assert process.exitcode == -signal.SIGKILL
+    assert sum(map(Path.exists, places)) == folders
 
 
 def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_a_whole_generation(repository, served, launch):
