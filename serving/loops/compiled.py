@@ -6,10 +6,11 @@
 numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
 this code, so machine code is cached by content, not by path: a new generation finds what an older one compiled. The key of a
 function covers its own module, the modules with loops that it imports, and the constants that these import from elsewhere;
-editing any other file recompiles nothing. Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per
-module and key. For each module, the KEPT_FOLDERS that were used last are kept. Where the folder cannot be written or read, or
-another user may have filled it, or its files are damaged or removed, a process compiles for itself, which costs seconds at its
-start.
+editing any other file recompiles nothing. Of processes that start together, one compiles a function and the others wait for it.
+
+Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per module and key. For each module, the
+KEPT_FOLDERS that were used last are kept. Where the folder cannot be written or read, or another user may have filled it, or
+its files are damaged or removed, a process compiles for itself, which costs seconds at its start.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import re
 import shutil
 import stat
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -39,6 +41,8 @@ NAME = "recommender-loops"  # prefix of every entry in the cache root: one folde
 OURS = re.compile(rf"{NAME}_(?P<module>[\w.]+)_[0-9a-f]{{16}}(_checked)?")
 KEPT_FOLDERS = 8  # per module
 FOLDER_MODE = 0o755  # whatever the umask
+WAIT_S = 60.0  # for a function that another process compiles: the longest takes 15 s on an idle core
+LOCK_FLAGS = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def compiled(function: Callable, nogil: bool = True) -> Any:
@@ -95,7 +99,24 @@ class SharedCache(FunctionCache):
 
     _impl_class = CacheFolder
 
+    def __init__(self, function: Callable) -> None:
+        super().__init__(function)
+        self._lock: int | None = None  # open while this process compiles the function, and others wait for the result
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what some process compiled. None: this one has to, and those that start meanwhile wait for it."""
+        loaded = self._load(sig, target_context)
+        if loaded is None and self._lock is None and self._wait_for_others():
+            loaded = self._load(sig, target_context)
+            if loaded is not None:
+                self._release()
+        return loaded
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._write(partial(super().save_overload, sig, data))
+        self._release()
+
+    def _load(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
         except OSError as error:
@@ -106,8 +127,28 @@ class SharedCache(FunctionCache):
             warnings.warn(f"Compiled code in {self.cache_path} is damaged ({error!r}): compiled again.", stacklevel=2)
         return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        self._write(partial(super().save_overload, sig, data))
+    def _wait_for_others(self) -> bool:
+        """Take the lock of this function, for which processes of this user wait. Return whether the wait was of use.
+
+        The kernel releases the lock of a process that dies. One that stands still delays the others by WAIT_S.
+        """
+        try:
+            lock = os.open(os.path.join(self.cache_path, f"{self._impl.filename_base}-{os.getuid()}.lock"), LOCK_FLAGS, 0o600)
+        except OSError:  # nothing can be kept there, so there is nothing to wait for
+            return False
+        deadline_s = time.monotonic() + WAIT_S
+        while not take_lock(lock):
+            if time.monotonic() > deadline_s:
+                os.close(lock)
+                return True
+            time.sleep(0.02)
+        self._lock = lock
+        return True
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write under a lock, because numba numbers its files without one. A failure is only a warning."""
@@ -119,6 +160,15 @@ class SharedCache(FunctionCache):
         except OSError as error:
             reason = error.strerror or error
             warnings.warn(f"Compiled code is not kept in {self.cache_path} ({reason}): every start compiles it.", stacklevel=2)
+
+
+def take_lock(lock: int) -> bool:
+    """Take the lock of an open file. Return False while another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def find_cache_root() -> str:

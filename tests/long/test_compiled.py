@@ -1,10 +1,12 @@
 """Compiled code is found again from any copy of the sources, and no damage to it stops a process."""
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,10 @@ import shutil
 from serving.loops.hashing import mix_all
 shutil.rmtree(mix_all.stats.cache_path.rsplit("/", 1)[0])
 """  # every folder of compiled code
+HASTY = """
+import serving.loops.compiled
+serving.loops.compiled.WAIT_S = 0.1
+"""
 SOMEBODY_ELSE = """
 import os
 os.getuid = lambda: 4242
@@ -52,12 +58,21 @@ def another(tmp_path):
     return copy_code(tmp_path / "another")
 
 
-def run(folder: Path, cache: Path, program: str = PROGRAM, **env: str) -> tuple[list[str], str]:
-    """Return (a hash, how many loops were found compiled), and the text on stderr."""
+def start(folder: Path, cache: Path, program: str = PROGRAM, **env: str) -> subprocess.Popen[str]:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(folder)} | env
-    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split(), done.stderr
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[list[str], str]:
+    """Return (a hash, how many loops were found compiled), and the text on stderr."""
+    printed, said = process.communicate()
+    assert process.returncode == 0, said
+    return printed.split(), said
+
+
+def run(folder: Path, cache: Path, program: str = PROGRAM, **env: str) -> tuple[list[str], str]:
+    return finish(start(folder, cache, program, **env))
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +145,22 @@ def test_files_that_cannot_be_read_are_not_called_damaged(one, cache, value):
     assert "cannot be read (Is a directory): compiled again." in said
     assert "damaged" not in said
     assert all(path.is_dir() for path in indices)
+
+
+def test_of_processes_that_start_together_one_compiles(one, value, tmp_path):
+    together = [start(one, tmp_path / "cache") for _ in range(4)]
+    done = [finish(process) for process in together]
+    assert sorted(done) == [([value, COMPILED], ""), *[([value, FOUND], "")] * 3]
+
+
+def test_a_process_that_stands_still_while_it_compiles_delays_the_others_by_a_moment(one, cache, value):
+    for path in cache.rglob("*.nbi"):
+        path.unlink()
+    with ExitStack() as stack:
+        for lock in cache.glob(f"{NAME}_*/*.lock"):
+            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+        assert run(one, cache, HASTY + PROGRAM) == ([value, COMPILED], "")
+    assert run(one, cache) == ([value, FOUND], "")
 
 
 def test_a_lock_of_another_user_stops_nobody(one, value, tmp_path):
