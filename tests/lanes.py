@@ -114,6 +114,13 @@ def run_lanes(pytest: list[str], run: str, niceness: int, printing: threading.Lo
         print(f"\n--- {run}\n{output.read_text(errors='replace')}", flush=True)
 
 
+def compile_tests(pytest: list[str]) -> None:
+    """Import all tests of a new checkout once, which each of the workers would compile. What is wrong is told by the runs."""
+    if not list(PROJECT.glob("tests/__pycache__/*pytest*.pyc")):
+        command = [*pytest, "--collect-only", "--numprocesses", "0", "tests"]
+        subprocess.run(command, cwd=PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
 def choose_folder() -> Path | None:
     """Return an empty folder in memory for the files of all tests of this checkout and user; None where there is no room."""
     folder = SHARED_MEMORY / f"tests-{os.getuid()}-{crc32(bytes(PROJECT)):08x}"
@@ -134,6 +141,7 @@ def main(pytest: list[str]) -> int:
         path.unlink()
     if folder := choose_folder():
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+    compile_tests(pytest)
     runs = [threading.Thread(target=run_lanes, args=(pytest, *run, printing, exit_codes)) for run in RUNS.items()]
     print(f"lanes of tests: {', '.join(LANES)}; each run is printed when it ends; .run/lanes has what is known", flush=True)
     for run in runs:

@@ -196,15 +196,6 @@ def test_a_candidate_with_other_tensors_is_refused_before_it_is_trained(repo, wh
     assert "sources" not in shown.getvalue()
 
 
-def test_both_generations_are_judged_by_the_rules_in_effect(repo, whole, past):
-    shown = whole.items["item_id"].to_numpy()[-30:]
-    rules = {"blocked_items": np.setdiff1d(whole.items["item_id"], shown).tolist()}
-    observe(repo, whole, np.arange(EARLY, EVERYTHING))
-    apply_rules(repo, rules)
-    verdict = present(follow_once(past, repo, None, 1_000, QUIET).verdict)
-    assert verdict.coverage == 1  # both show the 30 items that are not blocked
-
-
 def test_what_upsert_set_in_columns_that_a_generation_does_not_have_changes_none_of_its_answers(exported, whole, tmp_path):
     asked, item_id = np.arange(EARLY, EARLY + 3), int(whole.interactions["item_id"][EARLY])
     changes = [Upserted("item", item_id, {"dropped": "x", "price": "cheap"}), Upserted("user", 1, {"dropped": 1.0})]
@@ -212,12 +203,18 @@ def test_what_upsert_set_in_columns_that_a_generation_does_not_have_changes_none
     np.testing.assert_array_equal(answers.items, expected.items)
 
 
-def test_weights_of_a_repository_that_was_removed_start_no_generation(followed, repo, exported, whole, past):
-    """An export by hand may have the number of the generation that they belong to."""
+def test_rules_in_effect_judge_both_generations_and_weights_of_a_removed_repository_start_none(
+    followed, repo, exported, whole, past
+):
+    """An export by hand may have the number of the generation that the weights belong to."""
+    shown = whole.items["item_id"].to_numpy()[-30:]
     assert relayout(exported, repo, "fused") == 2
     observe(repo, whole, np.arange(EARLY, EVERYTHING))
     shutil.copytree(find_live_folder(followed) / LEARNED, find_live_folder(repo) / LEARNED)
-    assert follow_once(past, repo, None, 1_000, QUIET).report.endswith(". All models from scratch")
+    apply_rules(repo, {"blocked_items": np.setdiff1d(whole.items["item_id"], shown).tolist()})
+    done = follow_once(past, repo, None, 1_000, QUIET)
+    assert present(done.verdict).coverage == 1  # both show the 30 items that are not blocked
+    assert done.report.endswith(". All models from scratch")
 
 
 def test_a_round_waits_until_servers_have_moved_to_a_promoted_generation(repo, past, tmp_path, monkeypatch):

@@ -171,8 +171,8 @@ def test_a_running_server_is_measured_as_it_is(server, repository):
     assert find_site(server.grpc_url, repository).tag is None  # its state file is elsewhere: it is not one of ours
 
 
-def test_another_measurement_is_told(server, repository, capsys):
-    with own_server(repository), serve(server.grpc_url, repository):
+def test_another_measurement_is_told(server, repository, fused_repository, capsys):
+    with own_server(fused_repository), serve(server.grpc_url, repository):
         assert "another measurement runs on this machine" in capsys.readouterr().err
 
 
