@@ -12,6 +12,8 @@ import itertools
 import resource
 import socket
 import ssl
+from collections.abc import Coroutine
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -51,9 +53,11 @@ class OpenTransport:
 class LimitedProtocol(HttpToolsProtocol):
     """Limits connections, and the bytes and the time of a request's headers. A subclass sets the limits.
 
-    A connection beyond `most_connections` takes the place of one whose caller sends nothing.
+    A connection beyond `most_connections` takes the place of one whose caller sends nothing. With `tls`, it counts before TLS
+    has begun: callers who never begin it could keep out all others.
     """
 
+    tls: ssl.SSLContext | None = None
     header_bytes: int
     header_timeout_s: float
     most_connections: int
@@ -70,8 +74,27 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, OpenTransport(transport)))
         self._limit_headers()
         self._turn = next(self._turns)
+        if self.tls is not None:
+            self._begin_tls(transport, self.tls)
         if len(self.connections) > self.most_connections:
             self._make_room()
+
+    def _begin_tls(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Begin TLS before the first byte is read. A task would begin later, and the bytes would be read as HTTP."""
+        late_s = self.header_timeout_s
+        handshake = self.loop.start_tls(transport, self, context, server_side=True, ssl_handshake_timeout=late_s)
+        handshake.send(None).add_done_callback(partial(self._end_handshake, transport, handshake))
+
+    def _end_handshake(self, transport: asyncio.Transport, handshake: Coroutine, _: asyncio.Future) -> None:
+        try:
+            handshake.send(None)
+        except StopIteration as end:
+            if not transport.is_closing():
+                super().connection_made(cast(asyncio.Transport, OpenTransport(end.value)))
+                return
+        except OSError:
+            pass  # the caller speaks no TLS, shows no certificate, or is late or gone
+        self.connection_lost(None)  # nobody else tells it before TLS has begun
 
     def data_received(self, data: bytes) -> None:
         # In parts, so that headers beyond the limit are not parsed or kept.
@@ -160,7 +183,9 @@ class LimitedProtocol(HttpToolsProtocol):
             min(idle, key=lambda peer: (peer.cycle is not None, peer._turn)).transport.abort()
 
     def awaits_caller(self) -> bool:
-        """Return whether the caller has to send or read something; False while it waits for an answer."""
+        """Return whether the caller has to send or read something; False while it waits for an answer, or is being cut off."""
+        if self.transport.is_closing():
+            return False
         return self.flow.write_paused or not self._waits or self.cycle is None or self.cycle.response_complete
 
     def _limit_headers(self) -> None:
@@ -194,13 +219,14 @@ def allow_connections() -> int:
 
 def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
     """Return a server of an ASGI app at `port`, which `serve()` starts. Raises ConfigError for files that TLS cannot use."""
-    limits = {"header_bytes": settings.header_bytes, "header_timeout_s": settings.header_timeout_s}
+    limits: dict[str, Any] = {"header_bytes": settings.header_bytes, "header_timeout_s": settings.header_timeout_s}
     limits["most_connections"] = allow_connections()
+    protocol = cast(type[LimitedProtocol], type("Protocol", (LimitedProtocol,), limits))
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=port,
-        http=type("Protocol", (LimitedProtocol,), limits),
+        http=protocol,
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
@@ -218,6 +244,7 @@ def make_http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Serve
         raise ConfigError(
             f"TLS cannot use {', '.join(files)}: {error}. Expected PEM, and the key of this certificate."
         ) from error
+    protocol.tls, config.ssl = config.ssl, None
     return uvicorn.Server(config)
 
 

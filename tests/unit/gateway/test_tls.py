@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
 from pathlib import Path
 
 import httpx
 import pytest
 
+from gateway.edge import protocol
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import ConfigError
 from tests.certificates import make_certificate
 from tests.unit.gateway.sockets import listening
+
+SILENT_S = 30.0  # far above what a connection takes: the machine that runs the tests may be slow
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def trusting(certificates: Path, caller: str = "") -> ssl.SSLContext:
     return context
 
 
-def test_a_gateway_with_a_certificate_speaks_https_alone(gateway, certificates):
+def test_a_gateway_with_a_certificate_speaks_https_alone(gateway, certificates, caplog):
     own = {"certificate": certificates / "gateway.pem", "key": certificates / "gateway.key"}
     with listening(gateway().app, GatewaySettings(**own)) as address:
         assert httpx.get(f"https://{address}/healthz", verify=trusting(certificates)).status_code == 200
@@ -38,6 +43,7 @@ def test_a_gateway_with_a_certificate_speaks_https_alone(gateway, certificates):
             httpx.get(f"https://{address}/healthz")  # a certificate that nobody vouches for
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://{address}/healthz")
+    assert not [record for record in caplog.records if record.name != "httpx"]  # strangers could fill the disk
 
 
 def test_callers_show_a_certificate_where_the_gateway_asks_for_it(gateway, certificates):
@@ -48,6 +54,35 @@ def test_callers_show_a_certificate_where_the_gateway_asks_for_it(gateway, certi
         for context in (trusting(certificates), trusting(certificates, "gateway")):
             with pytest.raises(httpx.TransportError):
                 httpx.get(url, verify=context)
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.partition(":")
+    return socket.create_connection((host, int(port)), timeout=SILENT_S)
+
+
+def is_cut_off(caller: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionError):
+        return caller.recv(1) == b""
+    return True
+
+
+def test_callers_who_never_begin_tls_make_room_for_those_who_do(gateway, certificates, monkeypatch, caplog):
+    most = 4
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", most)
+    own = {"certificate": certificates / "gateway.pem", "key": certificates / "gateway.key"}
+    app, settings = gateway().app, GatewaySettings(**own, header_timeout_s=2 * SILENT_S)
+    with listening(app, settings) as address, contextlib.ExitStack() as open_ones:
+        silent = [open_ones.enter_context(connect(address)) for _ in range(3 * most)]
+        assert all(map(is_cut_off, silent[:-most]))
+        assert httpx.get(f"https://{address}/healthz", verify=trusting(certificates), timeout=SILENT_S).status_code == 200
+    assert not [record for record in caplog.records if record.name != "httpx"]
+
+
+def test_a_caller_who_never_begins_tls_is_cut_off_by_time(gateway, certificates):
+    own = {"certificate": certificates / "gateway.pem", "key": certificates / "gateway.key"}
+    with listening(gateway().app, GatewaySettings(**own, header_timeout_s=0.5)) as address, connect(address) as caller:
+        assert is_cut_off(caller)
 
 
 @pytest.mark.parametrize(
