@@ -37,7 +37,7 @@ from serving.stages.live.catalogue.candidates import SearchedItems, put_new_and_
 from serving.stages.live.counts.pair_counts import PairCounts
 from serving.stages.live.users.live_users import SeenSince
 from serving.stages.retrieve import HISTORY_TABLE, Retrieve
-from serving.stages.rules.pins import NO_ITEMS
+from serving.stages.rules.retrieval import NO_ITEMS
 from serving.stages.search.search import Blocked, Search
 
 BOUNDS_FILE = Path(__file__).with_name("models.toml")

@@ -157,13 +157,10 @@ class Explainer:
         if live_items := retrieve.outputs.live_items:
             live_items.refresh()
             popularity = popularity + live_items.arrays.lifts[:-1]  # without the padding row
-        position, blocked = int(retrieve.items.find_positions(np.array([item_id]))[0]), shop.list_blocked()
-        can_be_shown = retrieve.search.servable.copy()
-        can_be_shown[retrieve.items.find_positions(np.array([*blocked], np.int64))] = False
+        retrieve.outputs.rules.follow(retrieve.search)
+        position = int(retrieve.items.find_positions(np.array([item_id]))[0])
         why_not = explain_unservable(pipeline, position)
-        if not why_not and item_id in blocked:
-            why_not = "A rule drops it: blocked_items."
-        rank = None if why_not else 1 + int((can_be_shown[:-1] & (popularity > popularity[position])).sum())
+        rank = None if why_not else 1 + int((retrieve.search.servable[:-1] & (popularity > popularity[position])).sum())
         return {
             "item": shop.describe_item(item_id, item),
             "known": not shop.find_unknown_items({item_id}),
@@ -373,7 +370,7 @@ def explain_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, positi
     n_new = np.count_nonzero(trace["candidate_sources"][0] & Sources.NEW_ITEMS)
     if position >= len(retrieve.items.ids):
         return f"It is not among the {n_new} new items that are candidates: the latest ones, and those with the best scores."
-    n_pinned = np.count_nonzero(np.isin(trace["candidate_ids"][0], outputs.pinned.pins.ids))
+    n_pinned = np.count_nonzero(np.isin(trace["candidate_ids"][0], outputs.rules.named.pinned))
     others = [f"{count} {kind}" for count, kind in ((n_new, "new"), (n_pinned, "pinned")) if count]
     but_others = f", except those of {' and '.join(others)} items, which have places of their own" if others else ""
     return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher{but_others}."
@@ -387,4 +384,6 @@ def explain_unservable(pipeline: Pipeline, position: int) -> str | None:
         if retrieve.items.n_free:
             return f"{unknown}; an upsert, or the next export, adds it."
         return f"{unknown} and has no row left for a new one ([live] new_items); after an upsert, the next export adds it."
-    return None if retrieve.search.servable[position] else "It is unavailable."
+    if not retrieve.search.available[position]:
+        return "It is unavailable."
+    return None if retrieve.search.servable[position] else "A rule drops it: blocked_items."

@@ -21,7 +21,7 @@ from serving.stages.live.catalogue.category_members import CategoryMembers
 from serving.stages.live.catalogue.items import LiveItems
 from serving.stages.live.content import Content
 from serving.stages.live.users.live_users import LiveSeen, SeenSince
-from serving.stages.rules.pins import NO_ITEMS, PinnedItems, Pins
+from serving.stages.rules.retrieval import NO_ITEMS, NamedItems, RetrievalRules
 from serving.stages.search.loading import load_search
 from serving.stages.search.search import Blocked, Search, compute_mean_item
 
@@ -54,7 +54,7 @@ class RetrieveOutputs:
     """Finds candidates for user vectors, without items that are blocked for the user.
 
     columns: by source, the columns of user and item vectors whose inner product is its term of the score
-    mean_item: float32 [D], `compute_mean_item`; pinned: candidates of every request that may get them
+    mean_item: float32 [D], `compute_mean_item`
     """
 
     axes: Axes
@@ -65,7 +65,7 @@ class RetrieveOutputs:
     columns: Mapping[Sources, slice]
     mean_item: np.ndarray
     categories: CategoryMembers
-    pinned: PinnedItems
+    rules: RetrievalRules
     live: LiveSeen | None = None
     live_items: LiveItems[SearchedItems] | None = None
 
@@ -79,7 +79,7 @@ class RetrieveOutputs:
         columns = map_source_columns(settings, search.item_vectors.shape[1])
         mean_item = compute_mean_item(search.item_vectors, search.servable[:-1])
         seen, categories = SeenItems.load(folder), CategoryMembers.of(content, items)
-        known = (categories, PinnedItems(items, Pins.load(folder)))
+        known = (categories, RetrievalRules(items, NamedItems.load(folder)))
         return cls(info.axes, items, search, seen, settings.filter_seen, columns, mean_item, *known)
 
     def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
@@ -93,6 +93,7 @@ class RetrieveOutputs:
         """
         if vectors.shape[1] != (width := self.search.item_vectors.shape[1]):
             raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
+        self.rules.follow(self.search)
         broken = np.empty(len(vectors), np.bool_)
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
@@ -109,7 +110,7 @@ class RetrieveOutputs:
         sources = self.find_sources(vectors, history, positions, taken_together)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
-        # A list is short only when all other items are seen, excluded or unavailable. A category or `among` may have few items.
+        # A list is short only when all others are seen, excluded, blocked or unavailable. A category or `among` may be small.
         is_short = ~is_narrowed & (n_found < self.axes.items_returned)
         lineage = mark_degraded(inputs["lineage"], broken | is_short, Degraded.RETRIEVE)
         lineage = mark_degraded(lineage, is_narrowed, NARROWED)
@@ -165,7 +166,7 @@ class RetrieveOutputs:
         requests = (vectors, history, blocked, self.axes.candidates)
         positions, scores = self.search(*requests) if members is None else self.search.search_within(members, *requests)
         servable, newcomers = self.search.servable if members is None else members, NO_ITEMS
-        pinned = self.pinned.find_positions(servable)
+        pinned = self.rules.find_pinned(servable)
         if self.live_items:
             arrays = self.live_items.arrays
             arrays.lift_popular(vectors, history, blocked, positions, scores, members)

@@ -2,7 +2,7 @@
 
 history ─▶ rows ─▶ user_tower.onnx, sequence.onnx ─▶ user vector ─▶ Search (index + neighbours) ─▶ candidate_ids,
                                                                                                    retrieval_scores
-seen items, exclude, unavailable items, other categories,
+seen items, exclude, unavailable and blocked items, other categories,
 items that `among` does not name ─────────────────────────▶ filtered out
 """
 
@@ -117,8 +117,8 @@ class Retrieve:
         live_items = LiveItems(reader, self.items, self.content, arrays, sales, pairs)
         live_items.catch_up()  # here, so that no request waits for it
         outputs = self.outputs.with_live(reader, live_items)
-        pinned = outputs.pinned.with_applied(reader.folder, self.info.generation)
-        return replace(self, outputs=replace(outputs, pinned=pinned))
+        rules = outputs.rules.with_applied(reader.folder, self.info.generation)
+        return replace(self, outputs=replace(outputs, rules=rules))
 
     def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""

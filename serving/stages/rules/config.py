@@ -107,9 +107,9 @@ class RulesConfig:
     is not in the catalogue yet follows its rule as soon as an upsert adds it.
 
     Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
-    provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
-    the candidates run out, caps first and price_cap last. provider_floor lifts only items that the caps keep, so it
-    is not reached where better items use up the quotas.
+    provider_floor, diversity, exploration. Only blocked_items may leave a list short, where nothing else is left to
+    show: every other rule relaxes when the candidates run out, caps first and price_cap last. provider_floor lifts
+    only items that the caps keep, so it is not reached where better items use up the quotas.
 
     A pinned item is in every list while it is available, except in lists of users who have seen it, where
     filter_seen is set, and of requests that exclude it, or that name another category or other items.

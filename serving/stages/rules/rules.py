@@ -5,8 +5,8 @@
 Each pass reorders the list of the one before, so later passes take precedence. Pinned items wait at the front of the list;
 blocked ones are never in it. `tests/unit/serving/rules_oracle.py` is the slow, plain version.
 
-A pinned item is shown only when it is among the candidates. Retrieval puts it there (pins.py), unless the caller excludes it or
-the user has seen it: a pin must not bring it back. Ties in score go to the lower item position, whatever the order of the
+A pinned item is shown only when it is among the candidates. Retrieval puts it there (retrieval.py), unless the caller excludes
+it or the user has seen it: a pin must not bring it back. Ties in score go to the lower item position, whatever the order of the
 candidates.
 """
 

@@ -160,7 +160,9 @@ class Search:
         """
         self.item_vectors, self.neighbours, self.index = item_vectors, neighbours, index
         self.n_items = len(item_vectors)
-        self.servable = np.append(available, False)  # the padding row is never served
+        self.available = np.append(available, False)  # the padding row is never served
+        self.servable = self.available.copy()  # without what is ruled out
+        self._ruled_out = np.zeros_like(self.available)
         self._indexed = np.append(available, False)
         self._unindexed: np.ndarray | None = None  # served, but not in the index; None = not listed since they changed
         self._n_withdrawn = 0  # in the index, but no longer served
@@ -227,16 +229,31 @@ class Search:
             )
         return sources
 
-    def set_servable(self, position: int, servable: bool) -> None:
+    def set_available(self, position: int, available: bool) -> None:
         """Start or stop serving an item, whether the index holds it or not."""
-        if self.servable[position] == servable:  # the usual case: shops send their whole catalogue again
+        if self.available[position] != available:  # the usual case is no change: shops send their whole catalogue again
+            self.available[position] = available
+            self._follow(np.array([position]))
+
+    def rule_out(self, positions: np.ndarray) -> None:
+        """Serve none of these items, int64 [N], whether available or not, and again those that were ruled out before."""
+        before, self._ruled_out = self._ruled_out, np.zeros_like(self._ruled_out)
+        self._ruled_out[positions] = True
+        self._follow(np.flatnonzero(before[:-1] != self._ruled_out[:-1]))
+
+    def _follow(self, positions: np.ndarray) -> None:
+        """Serve the items at distinct positions, int64 [N], if they are available and not ruled out."""
+        servable = self.available[positions] & ~self._ruled_out[positions]
+        changed = servable != self.servable[positions]
+        positions, servable = positions[changed], servable[changed]
+        if not len(positions):
             return
+        indexed = self._indexed[positions]
         with self._lock:
-            self.servable[position] = servable
-            self._scratch.place[position] = FREE if servable else NEVER
-            if self._indexed[position]:
-                self._n_withdrawn += -1 if servable else 1
-            else:
+            self.servable[positions] = servable
+            self._scratch.place[positions] = np.where(servable, FREE, NEVER)
+            self._n_withdrawn += np.count_nonzero(indexed & ~servable) - np.count_nonzero(indexed & servable)
+            if not indexed.all():
                 self._unindexed = None  # the next search lists them once, however many change before it
 
     def search_exactly(

@@ -353,16 +353,19 @@ def test_the_smallest_keys_come_first(order):
         np.testing.assert_array_equal(keys[: len(expected)], expected, err_msg=case)
 
 
-def test_items_that_come_and_go_are_found_by_an_index_that_does_not_know_of_it():
+def test_items_that_come_and_go_or_are_ruled_out_are_found_by_an_index_that_does_not_know_of_it():
     vectors, neighbours, available = random_catalogue()
     requests, rng = random_requests(), np.random.default_rng(8)
     search = Search(vectors, neighbours, available.copy(), index=flat_index(vectors, available))
     for _ in range(5):
         for item in rng.integers(0, N_ITEMS, 60).tolist():
             available[item] = rng.random() < 0.5
-            search.set_servable(item, bool(available[item]))
+            search.set_available(item, bool(available[item]))
+        ruled_out = rng.integers(0, N_ITEMS, 40)
+        search.rule_out(ruled_out)
         positions, scores = search(*requests, 20)
-        expected = Search(vectors, neighbours, available)(*requests, 20)
+        allowed = available & ~np.isin(np.arange(N_ITEMS), ruled_out)
+        expected = Search(vectors, neighbours, allowed)(*requests, 20)
         np.testing.assert_array_equal(positions, expected[0])
         np.testing.assert_array_equal(scores, expected[1])
 
@@ -383,7 +386,7 @@ def test_an_item_that_comes_or_goes_costs_no_pass_over_all_that_the_index_lacks(
         tracemalloc.start()
         try:
             for change in changes:
-                search.set_servable(*change)
+                search.set_available(*change)
             _, most_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -53,7 +53,7 @@ class SearchedItems:
     def add_item(self, position: int) -> None:
         """Serve a new item."""
         self.newcomers = np.append(self.newcomers, position)
-        self.search.set_servable(position, True)
+        self.search.set_available(position, True)
 
     def resemble(self, position: int, templates: np.ndarray) -> None:
         """Give a new item the mean vectors of its templates, until `change_item` computes its own by the tower.
@@ -77,7 +77,7 @@ class SearchedItems:
             view_writable(self.history)[position] = vectors[width:]
             self._follow_vectors(position)
         if "available" in columns:
-            self.search.set_servable(position, columns["available"] is not False)
+            self.search.set_available(position, columns["available"] is not False)
         if self.categories:
             self.categories.change_item(position, columns)
 

@@ -33,7 +33,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import FOLDER as CONTENT_FOLDER
 from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
 from serving.stages.rules.config import ITEM_RULES, RulesConfig
-from serving.stages.rules.pins import Pins
+from serving.stages.rules.retrieval import NamedItems
 from serving.stages.rules.rules import Rules
 from tests.present import present
 from tests.unit.live.answers import answer, upserted
@@ -97,17 +97,37 @@ def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(r
 
 def test_retrieval_follows_the_pins(repository, reader):
     pipeline = Pipeline.load(repository, live=reader)
-    pinned = pipeline.stages["retrieve"].outputs.pinned
-    servable = np.append(np.ones(pinned.items.n_items, bool), False)
+    retrieve = pipeline.stages["retrieve"]
+    rules = retrieve.outputs.rules
 
     def find() -> list[int]:
-        return pinned.items.padded_ids[pinned.find_positions(servable)].tolist()
+        rules.follow(retrieve.search)
+        return rules.items.padded_ids[rules.find_pinned(retrieve.search.servable)].tolist()
 
     assert find() == []
     apply_rules(repository, {"pinned": [{"item_id": 7, "slot": 0}, {"item_id": 5, "slot": 3}, {"item_id": 999, "slot": 1}]})
     assert find() == [5, 7]
     revert_rules(repository, 1)
     assert find() == []
+
+
+def test_blocked_items_take_no_place_among_the_candidates(repository, reader, upsert):
+    """A new item is blocked as soon as it is added, and comes once it is not blocked any more."""
+    pipeline = Pipeline.load(repository, live=reader)
+
+    def list_candidates() -> set[int]:
+        return set(pipeline.trace({"user_id": np.array(USERS).reshape(-1, 1)})["candidate_ids"].ravel().tolist())
+
+    assert {7, 8} < list_candidates()
+    apply_rules(repository, {"blocked_items": [7, 999]})
+    upserted(upsert, 999, kind="book", price=1.0)
+    upserted(upsert, 8, available=False)
+    assert not list_candidates() & {7, 8, 999}
+    upserted(upsert, 8, available=True)
+    upserted(upsert, 7, available=True)  # it is blocked all the same
+    assert list_candidates() & {7, 8, 999} == {8}
+    revert_rules(repository, 1)
+    assert {7, 8, 999} < list_candidates()
 
 
 def test_each_further_revert_goes_one_step_further_back(repository):
@@ -245,7 +265,7 @@ def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
 def test_pins_that_cannot_be_read_are_an_error_with_a_remedy():
     """The name of the folder is too long, and fails like a folder without permission."""
     with pytest.raises(ArtifactError, match=r"the rules in x+ cannot be loaded"):
-        Pins.load(Path("x" * 300))
+        NamedItems.load(Path("x" * 300))
 
 
 @pytest.mark.parametrize("has_names", [False, True])

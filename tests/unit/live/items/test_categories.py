@@ -77,7 +77,7 @@ def test_answers_within_a_choice_are_those_of_a_shop_where_all_else_is_unavailab
         outside = [item for item in (*range(1, N_ITEMS + 1), 1_000, 1_001, 1_002) if category not in ("", kinds.get(item))]
         outside += [item for item in (*range(1, N_ITEMS + 1), 1_000, 1_001, 1_002) if among and item not in among]
         for position in twin.items.find_positions(np.array(outside, np.int64)):
-            twin.search.set_servable(position, False)
+            twin.search.set_available(position, False)
         rows = [row for row, other in enumerate(choices) if other == choice]
         whole = {"category": np.full((len(rows), 1), b"", object), "among": np.full((len(rows), 16), PAD_ID)}
         expected = twin({name: values[rows] for name, values in inputs.items()} | whole)

@@ -9,8 +9,8 @@ from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, MOST_NEWC
 from serving.stages.live.catalogue.listed_items import explore_newcomers, keep_candidates
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
-from serving.stages.rules.pins import NO_ITEMS
 from serving.stages.rules.propensities import UNKNOWN
+from serving.stages.rules.retrieval import NO_ITEMS
 from serving.stages.search.search import Blocked, Neighbours, Search
 
 VECTORS = np.eye(8, dtype=np.float32)
