@@ -128,7 +128,7 @@ class SharedCache(FunctionCache):
         return None
 
     def _wait_for_others(self) -> bool:
-        """Take the lock of this function, for which processes of this user wait. Return whether the wait was of use.
+        """Take the lock of this function, and wait where another process of this user has it. Return False if nobody can have it.
 
         The kernel releases the lock of a process that dies. One that stands still delays the others by WAIT_S.
         """
@@ -136,13 +136,14 @@ class SharedCache(FunctionCache):
             lock = os.open(os.path.join(self.cache_path, f"{self._impl.filename_base}-{os.getuid()}.lock"), LOCK_FLAGS, 0o600)
         except OSError:  # nothing can be kept there, so there is nothing to wait for
             return False
-        deadline_s = time.monotonic() + WAIT_S
-        while not take_lock(lock):
-            if time.monotonic() > deadline_s:
-                os.close(lock)
-                return True
-            time.sleep(0.02)
-        self._lock = lock
+        deadline_s, taken = time.monotonic() + WAIT_S, False
+        with contextlib.suppress(OSError):  # of a file system without locks
+            while not (taken := take_lock(lock)) and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+        if taken:
+            self._lock = lock
+        else:
+            os.close(lock)
         return True
 
     def _release(self) -> None:
