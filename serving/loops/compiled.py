@@ -128,7 +128,7 @@ class SharedCache(FunctionCache):
         return None
 
     def _wait_for_others(self) -> bool:
-        """Take the lock of this function, and wait where another process of this user has it. Return False if nobody can have it.
+        """Take the lock of this function, and wait while another process of this user has it. Return False if there is none.
 
         The kernel releases the lock of a process that dies. One that stands still delays the others by WAIT_S.
         """
