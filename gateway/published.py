@@ -34,7 +34,7 @@ from triton_recommender import Catalogue
 POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
 TOGETHER, ALIKE = "bought_together", "similar_vectors"
 MOST_SIMILAR = 100  # items of one answer
-MOST_NEAR = 256  # enough for MOST_SIMILAR without unavailable items and those bought together
+MOST_NEAR = 256  # enough for MOST_SIMILAR without hidden items and those bought together
 MOST_REMEMBERED = 10_000  # answers of MOST_NEAR items: 20 MB
 MOST_POPULAR = 200  # of a category, as in POPULAR_FILE
 MOST_CATEGORIES = 1_000  # whose popular items are remembered
@@ -136,7 +136,7 @@ class Published:
         place = int(np.searchsorted(self.item_ids, item_id))
         return place if place < len(self.item_ids) and int(self.item_ids[place]) == item_id else None
 
-    def find_similar_items(self, item_id: int, count: int) -> list[SimilarItem]:
+    def find_similar_items(self, item_id: int) -> list[SimilarItem]:
         """Return what is bought with an item, strongest first, then the items of the nearest vectors.
 
         Empty for an item that this generation does not know. Raises ArtifactError.
@@ -149,7 +149,7 @@ class Published:
         weights = open_array(self.retrieve_folder, "neighbour_weights")[position]
         strongest = [place for place in np.argsort(-weights, kind="stable") if weights[place] > 0]
         links = {int(neighbours[place]): (float(weights[place]), TOGETHER) for place in strongest}
-        for other, cosine in zip(*(part[: count + len(links) + 1].tolist() for part in self.near.find(position)), strict=True):
+        for other, cosine in zip(*(part.tolist() for part in self.near.find(position)), strict=True):
             links.setdefault(other, (cosine, ALIKE))
         links.pop(position, None)
         served_links = [
@@ -157,7 +157,7 @@ class Published:
             for other, score_and_source in links.items()
             if other < len(self.item_ids) and available[other]
         ]
-        return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served_links[:count]]
+        return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served_links]
 
 
 class NearItems:

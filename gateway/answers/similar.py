@@ -7,7 +7,6 @@ from gateway.published import SimilarItem
 from gateway.shop import Shop
 
 THREADS = 2  # of their own, so that explanations do not wait for them
-SPARE = 64  # further items that are found, because some may be hidden since the export
 
 
 class SimilarItems:
@@ -18,7 +17,7 @@ class SimilarItems:
 
     async def find(self, item_id: int, count: int) -> list[SimilarItem]:
         """Return the items like one that may be shown, at most `count`. Raises Overloaded or ArtifactError."""
-        similar_items = await self._threads.run(self._shop.published.find_similar_items, item_id, count + SPARE)
+        similar_items = await self._threads.run(self._shop.published.find_similar_items, item_id)
         hidden = self._shop.list_hidden()
         return [item for item in similar_items if not any(item.item_id in ids for ids in hidden)][:count]
 
