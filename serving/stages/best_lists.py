@@ -10,7 +10,7 @@ import numpy as np
 from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 from serving.loops.ordering import compute_sort_key, sort_stably
-from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ids import MOST_NEWCOMERS, ItemIndex
 from serving.stages.features.ranking import SCALE
 from serving.stages.live.catalogue.listed_items import keep_candidates
 from serving.stages.rules.rules import Rules
@@ -44,16 +44,27 @@ class BestLists:
     rules: Rules
 
     def pick(self, inputs: Arrays) -> BestCandidates:
-        """Return the first M candidates by rank score, the last ones replaced by pinned and new items that are not there."""
-        columns = pick_best_columns(inputs["rank_scores"], self.length)
-        kept_ids = np.array([*self.rules.config.slots], np.int64)
+        """Return the first M candidates by rank score.
+
+        The last ones are replaced by the pinned candidates and the MOST_NEWCOMERS latest of the new ones that are not there.
+        """
+        columns, candidate_ids = pick_best_columns(inputs["rank_scores"], self.length), inputs["candidate_ids"]
+        is_kept = np.zeros(candidate_ids.shape, np.bool_)
+        if self.rules.config.slots:
+            is_kept = np.isin(candidate_ids, [*self.rules.config.slots])
+            keep_candidates(columns, is_kept)
         if self.items.has_newcomers:
-            kept_ids = np.append(kept_ids, self.items.newcomers[self.items.newcomers != PAD_ID])
-        if len(kept_ids):
-            keep_candidates(columns, np.isin(inputs["candidate_ids"], kept_ids))
+            keep_candidates(columns, is_kept | self._find_latest(candidate_ids))
         names = ("candidate_ids", "rank_scores", "retrieval_scores", "candidate_sources")
         ids, rank_scores, retrieval, sources, valid = _gather_list(columns, *(inputs[name] for name in names))
         return BestCandidates(ids, self.items.find_positions(ids), rank_scores, retrieval, sources, valid)
+
+    def _find_latest(self, candidate_ids: np.ndarray) -> np.ndarray:
+        """Return which candidates, int64 [B, C], are the MOST_NEWCOMERS latest new items of their list, bool [B, C]."""
+        positions = self.items.find_positions(candidate_ids)  # new items have the last ones, in the order in which they came
+        is_new = (positions >= len(self.items.ids)) & (positions < self.items.n_items)
+        arrivals = np.sort(np.where(is_new, positions, -1), axis=1)
+        return is_new & (positions >= arrivals[:, -MOST_NEWCOMERS:][:, :1])
 
 
 @compiled

@@ -16,6 +16,7 @@ from serving.contract.errors import ArtifactError
 from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
 
+MOST_NEWCOMERS = 16  # new items that are put into a list whatever their scores
 TABLE_SLOTS_PER_ITEM = 16  # a direct table costs 8 bytes per slot: 128 bytes per item at most
 
 

@@ -14,7 +14,7 @@ from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.best_lists import BestLists, list_features, pick_best_columns
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS
-from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ids import MOST_NEWCOMERS, ItemIndex
 from serving.stages.live.content import Content
 from serving.stages.rerank import Rerank, RerankInputs, RerankOutputs, RerankSettings
 from serving.stages.rules.config import Pin, RulesConfig
@@ -163,6 +163,21 @@ def test_a_new_candidate_is_re_ranked_however_low_it_ranks(rerank):
     before, listed = rerank.lists.pick(inputs), replace(rerank.lists, items=items).pick(inputs)
     assert listed.ids[row].tolist() == [*before.ids[row, : M - 1].tolist(), new_id]
     assert (np.delete(listed.ids, row, axis=0) == np.delete(before.ids, row, axis=0)).all()
+
+
+def test_many_new_candidates_leave_the_list_to_those_that_rank_best_and_to_pinned_ones(rerank):
+    inputs, row, n_new = lists(rerank, seed=0), 1, 30
+    worst_first = np.argsort(inputs["rank_scores"][row], kind="stable")
+    before, items = rerank.lists.pick(inputs), ItemIndex(np.append(rerank.lists.items.ids, [PAD_ID] * n_new))
+    new_ids = int(items.ids[-1]) + 1 + np.random.default_rng(0).permutation(n_new)  # in the order in which they come
+    for item_id in new_ids.tolist():
+        items.add(item_id)
+    pinned, inputs["candidate_ids"][row, worst_first[1 : 1 + n_new]] = inputs["candidate_ids"][row, worst_first[0]], new_ids
+    rules = Rules(RulesConfig(pinned=(Pin(int(pinned), 0),)), rerank.lists.rules.items)
+    listed = replace(rerank.lists, items=items, rules=rules).pick(inputs).ids[row].tolist()
+    n_best = M - MOST_NEWCOMERS - 1
+    assert listed[:n_best] == before.ids[row, :n_best].tolist()
+    assert sorted(listed[n_best:]) == sorted([int(pinned), *new_ids[-MOST_NEWCOMERS:].tolist()])
 
 
 def test_without_a_network_answers_are_those_of_one_whose_correction_counts_for_nothing(rerank):

@@ -10,6 +10,7 @@ import numpy as np
 from serving.contract.artifacts import view_writable
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import compute_inner_product
+from serving.stages.features.ids import MOST_NEWCOMERS
 from serving.stages.live.catalogue.category_members import CategoryMembers
 from serving.stages.live.catalogue.content_tower import ContentTower
 from serving.stages.live.counts.sales import LiveSales
@@ -17,9 +18,8 @@ from serving.stages.search.search import Blocked, Search
 
 RECENT = 1  # index in HORIZONS_DAYS: the popularity that ranks items for users without a history
 LEAST_COUNT = 1e-3  # least value of a generation's decayed counts, by which live counts are divided
-MOST_NEWCOMERS = 16  # new items that are added to the searched candidates of a list
 MOST_LIFTED = 2_048  # items sold since the export that are scored for a user without a history: half a millisecond
-LATEST_NEWCOMERS = 8  # of these, the latest ones, whatever their scores, so that what just arrived gets its chance
+LATEST_NEWCOMERS = 8  # of MOST_NEWCOMERS, the latest ones, whatever their scores, so that what just arrived gets its chance
 
 
 @dataclass
@@ -193,6 +193,7 @@ def put_new_and_pinned(newcomers, pinned, vectors, user_vectors, blocked, starts
         last = end - 1  # the next candidate to replace; what was put is after it
         blocked_here = blocked[starts[row] : starts[row + 1]]
         chosen = np.concatenate((pinned, choose_newcomers(newcomers, vectors, user_vectors[row], blocked_here)))
+        chosen = chosen[: positions.shape[1]]  # a new item without a place keeps none from a pinned one
         for position in chosen:
             if np.any(positions[row] == position) or np.any(blocked_here == position):
                 continue

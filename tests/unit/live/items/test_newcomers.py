@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, MOST_NEWCOMERS, SearchedItems, put_new_and_pinned
+from serving.stages.features.ids import MOST_NEWCOMERS
+from serving.stages.live.catalogue.candidates import LATEST_NEWCOMERS, SearchedItems, put_new_and_pinned
 from serving.stages.live.catalogue.listed_items import explore_newcomers, keep_candidates
 from serving.stages.live.content import Content, compute_tokens
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, ITEM_RULES, NO_CAP
@@ -47,6 +48,9 @@ def test_new_and_pinned_items_take_no_place_from_each_other():
 
 def test_pinned_items_are_put_where_new_ones_would_fill_the_whole_list():
     positions, scores, nothing = np.array([[0, 1]]), np.zeros((1, 2), np.float32), (NO_ITEMS, np.zeros(2, np.int64))
+    put_new_and_pinned(np.array([4, 5, 6]), np.array([2]), VECTORS, USERS, *nothing, positions, scores)
+    assert positions[0].tolist() == [4, 2]
+    positions[0] = 4, 5  # also where they are in it by their scores
     put_new_and_pinned(np.array([4, 5, 6]), np.array([2]), VECTORS, USERS, *nothing, positions, scores)
     assert positions[0].tolist() == [4, 2]
 
