@@ -196,7 +196,7 @@ class Search:
             near = np.concatenate([near, np.broadcast_to(unindexed, (len(near), len(unindexed)))], axis=1)
         positions, scores, n_near = self._find_best(user_vectors, history, blocked, near, count)
         # If the index alone gave `count` servable items, no other item can beat the last one kept.
-        for row in np.flatnonzero((n_near - len(unindexed) < count) & (n_wanted < self.index.ntotal)):
+        for row in np.flatnonzero(n_near - len(unindexed) < count):
             row_blocked = Blocked(blocked.positions, blocked.starts[row : row + 2])
             positions[row], scores[row] = self.search_exactly(user_vectors[row, None], history[row, None], row_blocked, count)
         return positions, scores

@@ -61,6 +61,15 @@ def flat_index(vectors, available):
     return index
 
 
+def lists_index(vectors, available):
+    """Return an index that searches 2 of its 30 lists."""
+    moved, index = make_index_vectors(vectors[available]), faiss.IndexIVFFlat(faiss.IndexFlatL2(WIDTH + 1), WIDTH + 1, 30)
+    index.train(moved)
+    index.add_with_ids(moved, np.flatnonzero(available))
+    index.nprobe = 2
+    return index
+
+
 def recency_weights_slowly(history: np.ndarray, n_items: int) -> np.ndarray:
     """int [B, H], newest first -> float32 [B, H]: (1 + r) ** -0.5 for the r-th distinct item, 0 for repeats and padding."""
     weights = np.zeros(history.shape, np.float32)
@@ -178,13 +187,7 @@ def test_a_user_is_shown_the_same_lists_alone_and_among_many(tmp_path):
     """Faiss ranks the lists of 20 queries and more by BLAS, which rounds otherwise: of equal lists others are searched."""
     catalogue, rng = random_catalogue(), np.random.default_rng(2)
     vectors, neighbours, available = catalogue
-    centres = faiss.IndexFlatL2(WIDTH + 1)
-    index = faiss.IndexIVFFlat(centres, WIDTH + 1, 30)
-    moved = make_index_vectors(vectors[available])
-    index.train(moved)
-    index.add_with_ids(moved, np.flatnonzero(available))
-    index.nprobe = 2
-    faiss.write_index(index, str(tmp_path / INDEX_FILE))
+    faiss.write_index(lists_index(vectors, available), str(tmp_path / INDEX_FILE))
     neighbours.save(tmp_path)
     np.save(tmp_path / "available.npy", available)
     np.save(tmp_path / "item_vectors.npy", vectors)
@@ -202,7 +205,7 @@ def test_padding_only_when_the_catalogue_has_no_more():
     left = np.flatnonzero(catalogue[2])[:n_left]
     others = np.setdiff1d(np.arange(N_ITEMS), left)
     blocked = Blocked(np.tile(others, B), np.arange(B + 1) * len(others))
-    for index in (None, flat_index(catalogue[0], catalogue[2])):
+    for index in (None, flat_index(catalogue[0], catalogue[2]), lists_index(catalogue[0], catalogue[2])):
         positions, scores = Search(*catalogue, index=index)(users, history, blocked, 5)
         np.testing.assert_array_equal(np.sort(positions[:, :n_left], axis=1), np.tile(left, (B, 1)))
         assert (positions[:, n_left:] == N_ITEMS).all()
