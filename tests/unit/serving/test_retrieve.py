@@ -1,6 +1,7 @@
 """The retrieve stage on a small hand-made folder: its answers against a slow twin, its filters, its fallback, its refusals."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import PAD_ID, Axes, Degraded, Sources, make_stage_specs, new_lineage
+from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.live.content import Content
@@ -237,6 +239,19 @@ def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
     got = replace(retrieve, outputs=replace(retrieve.outputs, search=short))(requests())
     assert ((got["candidate_ids"] != PAD_ID).sum(axis=1) < AXES.items_returned).all()
     assert (got["lineage"][:, 1] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
+
+
+def test_candidates_of_a_catalogue_that_may_be_out_of_date_say_so(tmp_path):
+    """Also where what users have seen can be read, as from Redis."""
+    write_folder(tmp_path)
+    stage, inputs = Retrieve.load(tmp_path), requests()
+    history = stage.items.find_positions(inputs["history_ids"])
+    vectors = stage.compute_user_vectors(inputs, history)
+    with closing(Reader(tmp_path / "live")) as reader:
+        outputs = stage.outputs.with_live(reader)
+        for is_current, expected in ((True, 0), (False, Degraded.LIVE)):
+            lineage = outputs.find_candidates(inputs, history, vectors, is_current)["lineage"]
+            assert (lineage[:, 1] & Degraded.LIVE == expected).all()
 
 
 def test_another_generation_is_a_fault_of_that_row(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,6 +189,10 @@ def test_caps_relax_before_the_price_cap_and_never_leave_the_list_short(tmp_path
     assert serve_positions(rules, [7, 2, 1, 4, 0]) == [2, 1, 0, 7]
 
 
+def test_an_item_that_costs_as_much_as_the_price_cap_is_not_above_it(tmp_path):
+    assert serve_positions(few_items(tmp_path, RulesConfig(price_cap=2.0)), [3, 2, 1, 0]) == [2, 1, 0, 3]
+
+
 def test_a_named_category_cap_replaces_the_general_one(tmp_path):
     rules = few_items(tmp_path, RulesConfig(max_per_category=1, category_caps={"A": 2, "B": 0}))
     assert serve_positions(rules, [0, 1, 2, 3, 6, 7]) == [0, 1, 6, 2]
@@ -301,6 +306,7 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
         (RulesConfig(exploration=Exploration(K + 1)), "exploration.slots is 9, but a list has 8 slots"),
         (RulesConfig(category_caps={"Cup": 1}), "names 'Cup', which no item has. Did you mean 'Cups'"),
         (RulesConfig(provider_floor=ProviderFloor(("Zoe",), 0.1)), "names 'Zoe', which no item has. The catalogue has 4"),
+        (RulesConfig(pinned=(Pin("x", 0),)), "pinned names item 'x', but the ids of this shop's items are numbers"),
     ],
 )
 def test_a_config_that_does_not_fit_the_catalogue_is_refused(tmp_path, catalogue, config, message):
@@ -348,8 +354,8 @@ def test_a_number_is_a_name_where_the_shops_ids_are_text(tmp_path, catalogue):
 
 
 def test_config_survives_its_file(tmp_path, catalogue):
-    config = random_config(np.random.default_rng(8), catalogue)
-    rules = compile_config(tmp_path, catalogue, config)
+    config = replace(random_config(np.random.default_rng(8), catalogue), blocked_items=("тапочки",))
+    rules = compile_config(tmp_path, {**catalogue, "item_names": {}}, config)
     assert rules.config == config
     assert RulesConfig.load(tmp_path / CONFIG_FILE) == config
 

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 from export.relayout import relayout
 from repository.applied_rules import (
     NAMES_FILE,
+    VERSION_FILE,
+    Version,
     apply_rules,
+    compile_current_rules,
     find_rule_errors,
     find_rules_folder,
     list_versions,
@@ -174,6 +177,25 @@ def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, r
     assert top in answer(Pipeline.load(repository, 2, live=reader), USERS)["item_ids"]
 
 
+def test_a_published_generation_gets_the_rules_in_effect_unless_it_is_another_shops(repository):
+    """As `export` does after a publication."""
+    version = apply_rules(repository, {"max_per_category": 3})
+    folder = find_rules_folder(repository) / str(version.number)
+    for shop in ("another shop", version.shop):
+        shutil.rmtree(folder / "1", ignore_errors=True)
+        (folder / VERSION_FILE).write_text(json.dumps(vars(version) | {"shop": shop}))
+        compile_current_rules(repository, 1)
+        assert (folder / "1").exists() == (shop == version.shop)
+
+
+def test_versions_are_listed_from_the_oldest_to_the_latest_without_one_that_was_only_begun(tmp_path):
+    for number in (9, 2, 10):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / VERSION_FILE).write_text(json.dumps(vars(Version(number, {}, "", "small", 1, 0.0))))
+    (tmp_path / ".11").mkdir()
+    assert [version.number for version in list_versions(tmp_path)] == [2, 9, 10]
+
+
 def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader, upsert):
     pipeline = Pipeline.load(repository, live=reader)
     top = int(answer(pipeline, [7])["item_ids"][0, 0])
@@ -271,12 +293,13 @@ def test_pins_that_cannot_be_read_are_an_error_with_a_remedy():
 @pytest.mark.parametrize("has_names", [False, True])
 def test_a_blocked_or_pinned_item_that_nobody_knows_is_told(repository, upsert, apply_file, has_names):
     """It may be mistyped, and the item that was meant would go on being shown."""
-    known, new, unknown = "3", "1000", "3333"
+    known, new, unknown, unknown_pin = "3", "1000", "3333", "4444"
     if has_names:
         name_items(repository)
-        known, new, unknown = '"old-3"', '"new"', '"odl-3"'
+        known, new, unknown, unknown_pin = '"old-3"', '"new"', '"odl-3"', '"odl-4"'
     upserted(upsert, stable_id("new") if has_names else 1_000, price=3.0)
-    said = apply_file(f"blocked_items = [{known}, {new}, {unknown}]\npinned = [{{ item_id = {unknown}, slot = 1 }}]\n")
-    named = unknown.strip('"')
+    pinned = ", ".join(f"{{ item_id = {item}, slot = {slot} }}" for slot, item in enumerate((unknown, unknown_pin)))
+    said = apply_file(f"blocked_items = [{known}, {new}, {unknown}]\npinned = [{pinned}]\n")
+    named = f"{unknown}, {unknown_pin}".replace('"', "")
     assert f"warning: neither the catalogue nor an upsert has {named}. Correct" in said
     assert "warning" not in apply_file(f"blocked_items = [{known}, {new}]\n")
