@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repository.rules import compile_rules
+from repository.rules import compile_rules, insert_rows
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import compute_sort_key, sort_stably
@@ -15,9 +15,10 @@ from serving.stages.best_lists import BestLists, list_features, pick_best_column
 from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.drift import WINDOW_ROWS
 from serving.stages.features.ids import MOST_NEWCOMERS, ItemIndex
+from serving.stages.live.catalogue.listed_items import ListedItems
 from serving.stages.live.content import Content
 from serving.stages.rerank import Rerank, RerankInputs, RerankOutputs, RerankSettings
-from serving.stages.rules.config import Pin, RulesConfig
+from serving.stages.rules.config import ITEMS_FILE, Pin, ProviderFloor, RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.unit.serving import rerank_oracle
 
@@ -178,6 +179,36 @@ def test_many_new_candidates_leave_the_list_to_those_that_rank_best_and_to_pinne
     n_best = M - MOST_NEWCOMERS - 1
     assert listed[:n_best] == before.ids[row, :n_best].tolist()
     assert sorted(listed[n_best:]) == sorted([int(pinned), *new_ids[-MOST_NEWCOMERS:].tolist()])
+
+
+@pytest.mark.parametrize(
+    ("place", "pinned_slots", "floor", "expected"),
+    [
+        pytest.param(2, (), None, 2, id="at its place"),
+        pytest.param(50, (), None, K - 1, id="at the end of lists that are shorter"),
+        pytest.param(2, (2,), None, 1, id="above an item that is pinned there"),
+        pytest.param(2, (0, 1, 2), None, None, id="in none where all places are pinned"),
+        pytest.param(2, (), 1.0, None, id="in none where other providers have the share"),
+    ],
+)
+def test_a_new_item_is_shown_where_settings_and_rules_let_it(rerank, tmp_path, place, pinned_slots, floor, expected):
+    inputs, row, items = lists(rerank, seed=0), 1, ItemIndex(np.append(rerank.lists.items.ids, PAD_ID))
+    new_id = int(items.ids[-1]) + 1
+    inputs["candidate_ids"][row, np.argmin(inputs["rank_scores"][row])] = new_id
+    pins = [Pin(int(item_id), slot) for item_id, slot in zip(inputs["candidate_ids"][row], pinned_slots, strict=False)]
+    config = RulesConfig(pinned=tuple(pins), provider_floor=ProviderFloor(("Ada",), floor) if floor else None)
+    compile_rules(
+        tmp_path, config, item_ids=items.ids, category=[None] * N_ITEMS, provider=["Ada"] * N_ITEMS, price=None,
+        popularity=np.arange(N_ITEMS), items_returned=K,
+    )  # fmt: skip
+    insert_rows(tmp_path / ITEMS_FILE, 1)
+    rules, content = Rules.load(tmp_path, 7), Content.of([{"provider": "Ada"}] * N_ITEMS)
+    ListedItems(content, rerank.inputs.item_vectors, rules, items).add_item(items.add(new_id))
+    settings = replace(rerank.outputs.settings, newcomer_share=1.0, newcomer_place=place)
+    best = BestLists(items, M, rules).pick(inputs)
+    served = RerankOutputs(settings, 7, items, K, rules).serve(inputs, best, np.zeros(best.ids.shape, np.float32))
+    shown = served["item_ids"][row].tolist()
+    assert (shown.index(new_id) if new_id in shown else None) == expected
 
 
 def test_without_a_network_answers_are_those_of_one_whose_correction_counts_for_nothing(rerank):
