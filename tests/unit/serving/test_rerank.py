@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from repository.rules import compile_rules, insert_rows
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import PAD_ID, PROBE_USER_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import compute_sort_key, sort_stably
 from serving.stages.best_lists import BestLists, list_features, pick_best_columns
 from serving.stages.features.coverage import ShownWindow
@@ -264,9 +265,21 @@ def test_the_share_of_the_catalogue_shown_is_that_of_the_last_full_window(rerank
     assert show(np.concatenate([half, too_late]), 1) == [0.5]
     assert show(ids[None, :1], WINDOW_ROWS - 1) == [0.5]
     assert show(ids[None, :1], 1) == [1 / N_ITEMS]
+    stage(lists(rerank, 0, batch=WINDOW_ROWS) | {"user_id": np.full((WINDOW_ROWS, 1), PROBE_USER_ID)})
+    assert show(ids[None, :0], 0) == [1 / N_ITEMS]
     stage(lists(rerank, 0, batch=WINDOW_ROWS))
     (measured,) = stage.list_measurements()
     assert 1 / N_ITEMS < measured.value <= 1.0
+
+
+def test_rules_of_another_catalogue_are_refused(rerank, tmp_path):
+    fewer, nothing = ItemIndex(rerank.lists.items.ids[1:]), [None] * (N_ITEMS - 1)
+    compile_rules(
+        tmp_path, RulesConfig(), item_ids=fewer.ids, category=nothing, provider=nothing, price=None,
+        popularity=np.arange(N_ITEMS - 1), items_returned=K,
+    )  # fmt: skip
+    with pytest.raises(ArtifactError, match=r"item_ids\.npy has 300 items, the rules 299"):
+        RerankOutputs.load(tmp_path, rerank.info, rerank.outputs.settings, rerank.lists.items)
 
 
 def test_new_items_belong_to_the_catalogue():

@@ -10,7 +10,7 @@ import torch
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, RequestError
-from serving.contract.tensors import PAD_ID, Axes, Degraded, Sources, make_stage_specs, new_lineage
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Axes, Degraded, Sources, make_stage_specs, new_lineage
 from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
@@ -203,7 +203,10 @@ def test_a_user_who_has_nearly_everything_gets_what_is_left(tmp_path):
     write_folder(tmp_path)
     inputs = requests(users=(9,))
     inputs["history_ids"][:] = PAD_ID
-    assert set(Retrieve.load(tmp_path)(inputs)["candidate_ids"][0].tolist()) == {*ITEM_IDS[55:].tolist(), PAD_ID}
+    got, n_left = Retrieve.load(tmp_path)(inputs), len(ITEM_IDS[55:])
+    assert set(got["candidate_ids"][0].tolist()) == {*ITEM_IDS[55:].tolist(), PAD_ID}
+    assert (got["retrieval_scores"][0, n_left:] == np.float32(PAD_SCORE)).all()
+    assert not (got["lineage"][0, 1] & Degraded.RETRIEVE).any()  # they fill an answer
 
 
 def test_a_broken_user_vector_falls_back_to_the_items_own_appeal(tmp_path):
@@ -304,11 +307,15 @@ def broken_index(folder):
     (folder / "items.faiss").write_bytes(b"not an index")
 
 
-def index_beyond(folder, kind):
+def no_neighbours(n_items):
+    return Neighbours(np.full((n_items + 1, 1), n_items, np.int32), np.zeros((n_items + 1, 1), np.float32))
+
+
+def index_beyond(folder, kind, missing=0):
     import faiss
 
     wants_index(folder)
-    n_available, width = N_ITEMS - len(UNAVAILABLE), TASTE + 2
+    n_available, width = N_ITEMS - len(UNAVAILABLE) - missing, TASTE + 2
     flat = faiss.IndexFlatL2(width)
     index = faiss.IndexIDMap(flat) if kind == "flat" else faiss.IndexIVFFlat(flat, width, 4)
     vectors = np.random.default_rng(0).normal(size=(n_available, width)).astype(np.float32)
@@ -329,6 +336,7 @@ def changed(name, change):
         (too_few_tables, "names 1 user tables; expected 2"),
         (lambda folder: (folder / "tables" / "user_1.npy").unlink(), r"lacks the tables \['user_1'\]"),
         (lambda folder: np.save(folder / "item_ids.npy", ITEM_IDS[:-1]), "holds 59 items, but found"),
+        (lambda folder: no_neighbours(N_ITEMS - 1).save(folder), "holds 60 items, but found .*'neighbours': 59"),
         (lambda folder: (folder / "item_vectors.npy").unlink(), "cannot be opened as an array"),
         (lambda folder: (folder / "user_tower.onnx").write_bytes(b""), "cannot be loaded by ONNX Runtime"),
         (wants_index, "items.faiss cannot be read by Faiss"),
@@ -336,6 +344,7 @@ def changed(name, change):
         (lambda folder: np.save(folder / "tables" / "history.npy", np.zeros((60, TASTE), "f4")), "has 60 rows in history.npy"),
         (lambda folder: Content.of([{}]).save(folder), "content/codes.npy holds 1 items; expected 60"),
         (wrong_index, "holds 0 vectors of width 7; expected 58 of width 9"),
+        (lambda folder: index_beyond(folder, "flat", missing=1), "holds 57 vectors of width 9; expected 58 of width 9"),
         (lambda folder: index_beyond(folder, "flat"), "holds values from 1000000000 to .*; expected 0 to 59"),
         (lambda folder: index_beyond(folder, "lists"), "holds values from 1000000.* to .*; expected 0 to 59"),
         (changed("available", lambda array: array[:10]), r"holds bool \[10\]; expected bool \[60\]"),
