@@ -12,6 +12,7 @@ from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Axes, Degraded, Sources, make_stage_specs, new_lineage
 from serving.live.reader import Reader
+from serving.stages.candidate_lists import RetrieveSettings, map_source_columns
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.live.content import Content
@@ -232,6 +233,18 @@ def test_items_that_only_their_popularity_proposes_say_so_and_a_taste_counts_wit
     got = Retrieve.load(tmp_path)(inputs)
     assert (got["candidate_sources"][0] == Sources.POPULAR).all()
     assert np.mean((got["candidate_sources"][1] & Sources.TWO_TOWER) > 0) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("sequence", "graph", "expected"),
+    [
+        (3, 2, {Sources.SEQUENCE: slice(0, 3), Sources.GRAPH: slice(3, 5), Sources.TWO_TOWER: slice(5, 8)}),
+        (0, 2, {Sources.GRAPH: slice(0, 2), Sources.TWO_TOWER: slice(2, 8)}),
+        (0, 0, {Sources.TWO_TOWER: slice(0, 8)}),
+    ],
+)
+def test_each_model_of_a_generation_is_a_source_with_columns_of_its_own(sequence, graph, expected):
+    assert map_source_columns(RetrieveSettings((), True, "exact", sequence_width=sequence, graph_width=graph), 8) == expected
 
 
 def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
