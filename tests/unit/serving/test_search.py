@@ -137,9 +137,11 @@ def test_sources_are_the_terms_above_those_of_the_mean_item_item_by_item():
         np.testing.assert_array_equal(again, first)
 
 
-def test_the_mean_item_of_a_catalogue_without_available_ones_is_zero():
+def test_the_mean_item_is_zero_without_available_ones_and_that_of_items_from_all_of_a_large_catalogue(monkeypatch):
     vectors, _, available = random_catalogue()
     np.testing.assert_array_equal(compute_mean_item(vectors, np.zeros_like(available)), np.zeros(WIDTH, np.float32))
+    monkeypatch.setattr("serving.stages.search.search.MOST_AVERAGED", 10)
+    assert compute_mean_item(np.arange(100, dtype=np.float32)[:, None], np.ones(100, bool)) == 45.0  # of 0, 10, … 90
 
 
 @pytest.mark.parametrize("count", [1, 20, N_ITEMS + 10])
