@@ -9,6 +9,7 @@ from pathlib import Path
 
 from export.nvidia.hugectr.ranker import import_ranker
 from export.settings import TAUGHT_WIDTH, DaskSettings, PipelineSettings, Settings
+from serving.stages.features.ids import MOST_NEWCOMERS
 from training.features.build import Features
 from training.features.cluster import Cluster
 from training.models.candidates.graph import GraphSettings
@@ -88,7 +89,7 @@ def choose_ranking_settings(settings: Settings) -> RankingSettings:
         student=replace(STUDENT, width=width),
         teachers=tuple(NETWORKS) if settings.training.teachers == "auto" else (),
         most_taught=int(settings.training.minutes * TAUGHT_PER_MINUTE),
-        reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
+        reranker=RerankerSettings(list_length=min(pipeline.candidates, max(100, pipeline.items_returned + MOST_NEWCOMERS))),
         filter_seen=pipeline.filter_seen,
     )
 

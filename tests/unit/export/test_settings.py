@@ -4,11 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from export.settings import Settings, read_exported_settings, read_settings
+from export.settings import PipelineSettings, Settings, read_exported_settings, read_settings
 from export.settings_doc import DOCUMENT, compose_settings_doc
-from export.steps.training_settings import choose_sequence_settings, explain_no_graph, explain_no_sequence, find_cluster
+from export.steps.training_settings import (
+    choose_ranking_settings,
+    choose_sequence_settings,
+    explain_no_graph,
+    explain_no_sequence,
+    find_cluster,
+)
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.stages.features.ids import MOST_NEWCOMERS
 from training.features.cluster import Cluster
 
 
@@ -212,6 +219,14 @@ def test_the_settings_reference_lists_every_key_with_its_default():
         for key in getattr(field.annotation, "model_fields", {}):
             assert f"| `{key}` |" in document
     assert '| `l1` | bytes | `"64 MiB"` |' in document
+
+
+def test_new_items_in_the_re_ranked_list_take_no_place_of_an_answer_however_long_it_is():
+    lengths = {}
+    for sizes in ((256, 20), (60, 20), (256, 100), (100, 100)):
+        pipeline = PipelineSettings(candidates=sizes[0], items_returned=sizes[1])
+        lengths[sizes] = choose_ranking_settings(Settings(pipeline=pipeline)).reranker.list_length
+    assert lengths == {(256, 20): 100, (60, 20): 60, (256, 100): 100 + MOST_NEWCOMERS, (100, 100): 100}
 
 
 def test_settings_of_a_generation_that_another_version_exported_are_refused_with_the_remedy():
