@@ -18,8 +18,9 @@ McInerney et al. 2020 (cascade).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from serving.contract.errors import RecommenderError
 
 RESAMPLES = 1_000
 RESAMPLE_BLOCK = 50  # resamples at a time: bounds memory at block * decisions
+KEPT_ELEMENTS = 10_000  # whose weights, 80 MB, are kept for the next estimator of the same log: drawing takes most of the time
 SEED = 0  # the same log gives the same interval
 LEAST_EFFECTIVE_SAMPLES = 200.0  # of 22 intervals of rare clicks with 100 to 200, only 15 held the truth
 
@@ -187,15 +189,26 @@ def _estimate(ratios: Sequence[Ratio], weights: np.ndarray, decisions: int | Non
             f"expected {LEAST_EFFECTIVE_SAMPLES:.0f} or more. {describe_weights(weights, unit)} "
             "Log more, draw more often ([live] new_item_share, exploration), or judge a policy nearer to the logged one."
         )
-    count, generator = len(weights), np.random.default_rng(SEED)
+    count = len(weights)
     columns = [part.reshape(count, -1) for ratio in ratios for part in ratio]
     elements, ends = np.hstack(columns), np.cumsum([part.shape[1] for part in columns])[:-1]
-    resampled = []
-    for _ in range(RESAMPLES // RESAMPLE_BLOCK):
-        resampled.append(generator.standard_exponential((RESAMPLE_BLOCK, count)) @ elements)
-    low, high = np.quantile(_multiply_ratios(np.concatenate(resampled), ends), [0.025, 0.975])
+    blocks = _keep_resamples(count) if count <= KEPT_ELEMENTS else _draw_resamples(count)
+    resampled = np.concatenate([block @ elements for block in blocks])
+    low, high = np.quantile(_multiply_ratios(resampled, ends), [0.025, 0.975])
     value = _multiply_ratios(elements.sum(axis=0, keepdims=True), ends)[0]
     return Estimate(float(value), float(low), float(high), samples, decisions or count)
+
+
+def _draw_resamples(count: int) -> Iterator[np.ndarray]:
+    """Yield weights of `count` elements, float64 [RESAMPLE_BLOCK, count], RESAMPLES rows in all: always the same ones."""
+    generator = np.random.default_rng(SEED)
+    for _ in range(RESAMPLES // RESAMPLE_BLOCK):
+        yield generator.standard_exponential((RESAMPLE_BLOCK, count))
+
+
+@lru_cache(maxsize=1)
+def _keep_resamples(count: int) -> tuple[np.ndarray, ...]:
+    return tuple(_draw_resamples(count))
 
 
 def _multiply_ratios(sums: np.ndarray, ends: np.ndarray) -> np.ndarray:
