@@ -26,7 +26,7 @@ from export.nvidia.source import Source
 from export.settings import Settings
 from repository.triton.models import write_config
 from serving.contract.errors import ExportError
-from training.models.rankers.save_ranker import LAYERS_FILE
+from serving.stages.rank import LAYERS_FILE
 
 NAME = "rank_hugectr"
 REQUIRED = (  # hugectr.cc: the parser fails without them

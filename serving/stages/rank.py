@@ -52,6 +52,7 @@ from serving.tables.store.tables import Rows
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
+LAYERS_FILE = "layers.npz"  # the network's weights in HugeCTR's order, for other servers of the model
 OF_REQUESTS = (  # inputs that depend on the request
     *("user_id", "user_continuous", "history_ids", "history_age_days", "history_interests"),
     *("retrieval_scores", "taken_together", "taken_with_latest"),

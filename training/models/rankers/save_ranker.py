@@ -11,7 +11,7 @@ import torch
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.item_statistics import ItemStatistics
 from serving.stages.features.ranking import N_FEATURES
-from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
+from serving.stages.rank import LAYERS_FILE, NETWORK, TABLES_FOLDER, RankSettings
 from training.models.parity import Parity
 from training.models.rankers.dlrm import DLRM
 from training.models.rankers.dlrm_graph import export_dlrm
@@ -20,7 +20,6 @@ from training.models.rankers.ranking_data import ItemLists, ItemSlots, Requests
 from training.models.rankers.train_ranker import Ranker, look_up_items
 
 ITEMS_AT_ONCE = 1_024
-LAYERS_FILE = "layers.npz"  # the network's weights in HugeCTR's order, for other servers of the model
 
 
 def save_ranker(
