@@ -63,14 +63,12 @@ def served_repository() -> Path:
 
         from export.build import build_repository
         from export.settings import Settings
+        from tests.unit.small_shops import few_resamples
         from training.dataset import load_dataset
 
-        build_repository(
-            load_dataset(SERVED_DATA),
-            folder / "model_repository",
-            Settings.model_validate(SERVED_SETTINGS),
-            Console(quiet=True),
-        )
+        settings = Settings.model_validate(SERVED_SETTINGS)
+        with few_resamples():
+            build_repository(load_dataset(SERVED_DATA), folder / "model_repository", settings, Console(quiet=True))
 
     return shared_folder("served", build) / "model_repository"
 
@@ -87,12 +85,20 @@ def fused_repository() -> Path:
 
 
 def small_repository() -> Path:
-    """Return an export of twelve users and thirty items, item i at price i, with context columns that are always empty."""
+    """Return an export of twelve users and thirty items, item i at price i, with context columns that are always empty.
+
+    Its bounds of drift are exact.
+    """
 
     def build(folder: Path) -> None:
-        from tests.unit.small_shops import CONTEXT, PRICE, export, shop
+        from rich.console import Console
 
-        export(folder, shop(folder / "data", users=12, items=30, events=60, more=PRICE + CONTEXT))
+        from export.build import build_repository
+        from export.settings import Settings
+        from tests.unit.small_shops import CONTEXT, PRICE, SETTINGS, shop
+
+        dataset = shop(folder / "data", users=12, items=30, events=60, more=PRICE + CONTEXT)
+        build_repository(dataset, folder / "repository", Settings.model_validate(SETTINGS), Console(quiet=True))
 
     return shared_folder("small", build) / "repository"
 

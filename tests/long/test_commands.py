@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from serving.contract.tensors import ENSEMBLE, OBSERVE
 from serving.stages.live.models import Observe
 from tests.interrupting import called_on_return
 from tests.repositories import copy_to_change, small_repository
+from tests.unit.small_shops import few_resamples
 
 DATA = small_repository().parent / "data"
 SETTINGS = """
@@ -31,6 +33,12 @@ recorded_requests = 64
 [ranker]
 compression = "none"
 """  # settings of a fast export
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rough_bounds() -> Iterator[None]:
+    with few_resamples():
+        yield
 
 
 @pytest.fixture

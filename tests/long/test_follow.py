@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -43,6 +43,7 @@ from serving.stages.live.models import Observe, Upsert
 from tests.present import present
 from tests.repositories import FOLLOWED_DATA, FOLLOWED_EVENTS, FOLLOWED_SETTINGS, followed_shop
 from tests.tags import draw_tag, run_tagged
+from tests.unit.small_shops import few_resamples
 from training.dataset import Dataset, load_dataset
 
 EARLY, EVERYTHING = FOLLOWED_EVENTS, 4_500  # events: of the log, and with the live ones
@@ -62,6 +63,12 @@ class Meddling(io.StringIO):
         if self.acts:
             self.acts.pop()()
         return super().write(text)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rough_bounds() -> Iterator[None]:
+    with few_resamples():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.stages.features import drift as served_drift
 from serving.stages.rules.config import RulesConfig
 from tests.repositories import copy_to_change
-from tests.unit.small_shops import keep_few_columns
+from tests.unit.small_shops import few_resamples, keep_few_columns
 from training.dataset import load_dataset
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import make_problem
@@ -96,7 +96,8 @@ class Context:
         self.dataset = keep_few_columns(load_dataset(DATA))
         part, said = prequential.take_exported_part(self.dataset), StringIO()
         self.repo = folder / "repository"
-        build_repository(part, self.repo, Settings.model_validate(SETTINGS), Console(file=said))
+        with few_resamples():
+            build_repository(part, self.repo, Settings.model_validate(SETTINGS), Console(file=said))
         self.said = said.getvalue()
 
     @cached_property

@@ -50,8 +50,11 @@ def ask(shop: Supervised, user: int) -> dict:
 
 def follow(repo: Path) -> str:
     """Return what one round of the command says."""
+    from tests.unit.small_shops import few_resamples  # it imports what trains, which takes seconds
+
     options = ["--data", str(followed_shop() / "data"), "--repo", str(repo), "--share", "0.5", "--once"]
-    return CliRunner().invoke(app, ["follow", *options], catch_exceptions=False).stdout
+    with few_resamples():
+        return CliRunner().invoke(app, ["follow", *options], catch_exceptions=False).stdout
 
 
 def test_what_users_do_becomes_a_generation_that_half_of_them_meet_and_then_all(shop):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from export.build import build_repository
 from export.settings import Settings
 from tests.present import present
 from training.dataset import Dataset, load_dataset
+from trials import drift
 
 SETTINGS = {"pipeline": {"recorded_requests": 64}, "training": {"teachers": "one"}}
 TOML = """
@@ -57,8 +61,17 @@ def keep_few_columns(dataset: Dataset) -> Dataset:
     return replace(dataset, description=described.model_copy(update={"users": users, "items": items}))
 
 
+@contextmanager
+def few_resamples() -> Iterator[None]:
+    """Export with rough bounds of drift: exact ones take a third of a small export, and only tests of drift read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drift, "RESAMPLES", 2_500)
+        yield
+
+
 def export(folder: Path, dataset: Dataset, layout: str = "ensemble", **settings: dict) -> Path:
     """Return a repository in `folder`."""
     repository = folder / "repository"
-    build_repository(dataset, repository, Settings.model_validate(SETTINGS | settings), Console(quiet=True), layout)
+    with few_resamples():
+        build_repository(dataset, repository, Settings.model_validate(SETTINGS | settings), Console(quiet=True), layout)
     return repository

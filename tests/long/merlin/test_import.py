@@ -33,7 +33,7 @@ from serving.stages.rank import Rank
 from tests.long.merlin import fake_hugectr
 from tests.unit.hps.oracle import read_sparse
 from tests.unit.hps.test_hugectr import interact
-from tests.unit.small_shops import shop
+from tests.unit.small_shops import few_resamples, shop
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.models.rankers.ranking_data import make_served_items
@@ -312,14 +312,16 @@ def settings(taught) -> Settings:
 def repository(dataset, settings, tmp_path_factory) -> Path:
     """An export of the cpu profile, which nobody may change."""
     repository = tmp_path_factory.mktemp("cpu") / "repository"
-    build_repository(dataset, repository, settings, Console(quiet=True))
+    with few_resamples():
+        build_repository(dataset, repository, settings, Console(quiet=True))
     return repository
 
 
 def test_nvidias_containers_serve_it_too(dataset, settings, repository, taught, ours, tmp_path):
     """With PROFILE=merlin and the same settings, answers equal the cpu profile's, and `hps` reads HugeCTR's own rows."""
     merlin = tmp_path / "merlin"
-    build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
+    with few_resamples():
+        build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
     recorded = read_recorded(repository / ENSEMBLE / "1" / RECORDED_FILE)
     answers = MerlinPipeline(merlin, 1, "/models")(recorded.inputs)
     assert compare_answers(answers, recorded.outputs, EXACT) == ""

@@ -27,7 +27,7 @@ from serving.stages.parts.preprocess import make_tensor
 from serving.stages.preprocess import Preprocess
 from tests.contract import fake_backend
 from tests.long.merlin.conftest import source_of
-from tests.unit.small_shops import SETTINGS
+from tests.unit.small_shops import SETTINGS, few_resamples
 from training.dataset import load_dataset
 from training.features.columns import make_frame
 from training.features.compile import compile_workflow
@@ -43,7 +43,8 @@ def published(cpu, tmp_path_factory):
     """Return a merlin repository that serves NVTabular, and the cpu profile's repository of the same shop."""
     merlin = tmp_path_factory.mktemp("shop") / "merlin"
     settings, dataset = Settings.model_validate(NVTABULAR), load_dataset(cpu.parent / "data")
-    build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
+    with few_resamples():
+        build_repository(dataset, merlin, settings, Console(quiet=True), profile="merlin")
     return merlin, cpu
 
 
