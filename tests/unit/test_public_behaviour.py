@@ -16,8 +16,9 @@ OUR_EDGES = {"time", "Producer"}  # in our modules: the clock, and the client of
 
 def find_replaced(tree: ast.Module) -> Iterator[str]:
     """Yield each replacement of what is neither an edge nor a constant (a limit or a folder), as "line: code"."""
-    origins = dict(list_imports(tree))
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    origins = dict(list_imports(nodes))
+    for node in nodes:
         match node:
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 own = [getattr(node, "module", None) or "", *(alias.name for alias in names)]
@@ -36,9 +37,9 @@ def find_replaced(tree: ast.Module) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
-def list_imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def list_imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """Yield each name that is imported, with the top-level package that it comes from."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 package = alias.name if isinstance(node, ast.Import) else node.module or ""

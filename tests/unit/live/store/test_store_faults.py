@@ -74,8 +74,10 @@ def test_a_writer_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
 
 def append_until_full(writer: Writer, count: int) -> None:
     """Append batches of `count` events until the store is full. Raises DependencyError then."""
+    headers, nothing = np.repeat(purchase(7, 1).headers, count), [b""] * count
     for number in itertools.count():
-        writer.append(EventBatch.join([purchase(7, 1, event_id=f"{count} {number} {row}".encode()) for row in range(count)]))
+        event_ids = [f"{count} {number} {row}".encode() for row in range(count)]
+        writer.append(EventBatch(headers.copy(), event_ids, nothing, nothing))
 
 
 def compact_by_command(folder: Path) -> None:
