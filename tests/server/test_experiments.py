@@ -15,14 +15,14 @@ import pytest
 from experiments import overload, rest
 from experiments.served import Served, serve_with_gateway
 from server.processes import find_members
-from tests.repositories import copy_small_repository
+from tests.repositories import copy_small_fused_repository
 
 RATE = 20.0  # requests/s, below what any machine answers
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
-    repo = copy_small_repository(tmp_path_factory.mktemp("measured") / "repository")
+    repo = copy_small_fused_repository(tmp_path_factory.mktemp("measured") / "repository")
     with serve_with_gateway(repo, "deadline_ms = 5_000\n") as served:
         yield served
 

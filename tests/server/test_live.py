@@ -16,8 +16,6 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from experiments.replay import Replay, find_first_unseen_row
-from export.continuous.prequential import answer_frozen, choose_questions
 from perf.figures import Figure
 from perf.live import after as perf_after
 from perf.live import items as perf_items
@@ -237,6 +235,9 @@ def test_perf_live_sends_events_beside_requests(shop):
 
 
 def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
+    from experiments.replay import Replay, find_first_unseen_row  # it imports what trains, which takes each worker seconds
+    from export.continuous.prequential import answer_frozen, choose_questions
+
     dataset = load_dataset(SERVED_DATA)
     end = len(dataset.interactions)
     rows = choose_questions(dataset.interactions, end - 200, end, most=5)

@@ -26,7 +26,6 @@ from tests.server.support.merlin_doubles import stand_in
 from tests.server.support.requests import ask_each, ask_together, infer, narrow, tensor
 from tests.waiting import until
 from training.dataset import load_dataset
-from training.features import FeatureSettings, build_features
 from triton_recommender import Query, Recommender
 
 READY_TIMEOUT_S = 600.0
@@ -43,6 +42,8 @@ def recorded(repository, info):
 @pytest.fixture(scope="module")
 def workflow(info, tmp_path_factory):
     """NVTabular's fitted workflow of the same training: fitting is deterministic."""
+    from training.features import FeatureSettings, build_features  # it imports NVTabular, which takes each worker seconds
+
     folder, dataset = tmp_path_factory.mktemp("nvtabular") / "workflow", load_dataset(SERVED_DATA)
     build_features(dataset, dataset.interactions, FeatureSettings(history_length=info.axes.history), workflow=folder)
     return folder

@@ -3,8 +3,6 @@
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from experiments.merlin import HARDENED, make_baseline_spec
-from experiments.merlin_graph import VARIANTS, Parts, export_variant, new_ensemble, read_sides
 from perf.load.workload import ask
 from training.dataset import load_dataset
 
@@ -12,6 +10,9 @@ from training.dataset import load_dataset
 def test_hardened_baseline_serves(launch, tmp_path):
     from merlin.dag.runtime import Runtime
     from merlin.table import TensorTable
+
+    from experiments.merlin import HARDENED, make_baseline_spec  # it imports NVTabular, which takes each worker seconds
+    from experiments.merlin_graph import VARIANTS, Parts, export_variant, new_ensemble, read_sides
 
     users, items = read_sides(load_dataset("synthetic:tiny"))
     parts = Parts.make(tmp_path / "parts", users, items, 15, np.random.default_rng(0))

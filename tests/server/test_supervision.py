@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.faults import Site, change_for_now, take_port, truncate
-from export.continuous.follow import challenge
 from export.relayout import relayout
 from repository.challenger import read_challengers
 from repository.experiments import change_share, end_experiment, find_running, start_experiment
@@ -24,6 +23,7 @@ from repository.registry import read_acts
 from server import __main__ as commands
 from server import control, watch
 from server.helpers import guard
+from server.state import ServerState
 from server.status.condition import examine
 from serving.contract.artifacts import find_stage_folder
 from serving.contract.errors import ArtifactError
@@ -176,6 +176,12 @@ def is_leased(path: Path) -> bool:
     """Return whether any process holds a lease on a file."""
     locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
     return any("LEASE" in lock and lock[5].endswith(f":{path.stat().st_ino}") for lock in locks)
+
+
+def challenge(servers: list[ServerState], repo: Path, experiment: Experiment) -> None:
+    from export.continuous import follow  # it imports what trains, which takes each worker seconds
+
+    follow.challenge(servers, repo, experiment)
 
 
 def test_no_answer_comes_from_an_array_of_a_challenger_that_is_being_written(shop):
