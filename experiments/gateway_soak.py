@@ -38,6 +38,7 @@ from server import control
 from serving.contract.errors import RecommenderError
 
 USERS = 200
+LOAD_SHARE = 0.5  # of the peak
 RECOVERY_LIMIT_S = 60.0  # from a fault until the server answers again
 FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
 PAUSE_S = 2.0  # for which a process is paused
@@ -145,7 +146,7 @@ FAULTS: dict[str, Callable[[Served], None]] = {
 def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generator) -> list[Figure]:
     """Send load and cause the faults in turn, one per `every_s`, for `seconds` and for FEWEST_FAULTS at least."""
     peak = measure_peak(served, 1.0, rng)
-    load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), peak / 2), [], 0
+    load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), LOAD_SHARE * peak), [], 0
     load.start()
     time.sleep(min(every_s, 5.0))
     begun_s, before_mb, number = time.monotonic(), served.measure_rss_mb(), 0

@@ -25,6 +25,7 @@ def test_load_with_faults_and_a_move_brings_no_wrong_answer_and_no_error(tmp_pat
     """By the bounds of the experiment but one: this is too short for that of memory. `make soak` runs it for an hour."""
     monkeypatch.setattr(gateway_soak, "FEWEST_FAULTS", FAULTS)
     monkeypatch.setattr(overload, "CLIENTS", (2,))  # any load will do: its peak need not be found
+    monkeypatch.setattr(gateway_soak, "LOAD_SHARE", 0.2)
     repo, run_dir = tmp_path / "repository", tmp_path / "run"
     publish_with_half(small_repository(), repo, tmp_path)
     with serve_with_gateway(repo, "deadline_ms = 2_000\n", supervised=True, run_dir=run_dir) as served:
