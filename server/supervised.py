@@ -8,11 +8,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from server import supervisor
+from server.processes import read_command
 from server.start.environment import PROJECT
 from server.status import log
 
 POLL_S = 0.05
+SHOWN_S = 0.001  # usual time until the kernel shows the arguments of a new process
 
 
 def start_supervised(
@@ -26,7 +30,7 @@ def start_supervised(
     log.rotate(log_path)
     repeated = [] if every_s is None else ["--every", f"{every_s:g}"]
     with log_path.open("ab") as log_file:  # appended to, so that logrotate may cut it short (copytruncate)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, *repeated, str(folder), sys.executable, *command],
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
@@ -34,6 +38,10 @@ def start_supervised(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    # Whoever stops the server finds the process by its arguments, which the kernel does not show for a moment.
+    while process.poll() is None and not read_command(psutil.Process(process.pid)):
+        time.sleep(SHOWN_S)
+    return process
 
 
 def wait_for_start(process: subprocess.Popen, log_path: Path, word: str, timeout_s: float) -> str:

@@ -15,6 +15,7 @@ import pytest
 from server import supervisor
 from server.start.environment import PROJECT
 from server.supervised import start_supervised
+from tests.tags import draw_tag
 from tests.waiting import until
 
 TRACE = """
@@ -96,3 +97,13 @@ def test_what_cannot_be_started_is_tried_again(tmp_path):
     folder.mkdir()
     process.communicate(timeout=60)
     assert (process.returncode, len(starts_s(folder))) == (0, 1)
+
+
+def test_what_was_just_started_shows_the_arguments_by_which_it_is_found(tmp_path):
+    """A server that is stopped at once takes it along."""
+    for _ in range(5):
+        process = start_supervised(tmp_path / "log", ["-c", "pass", tag := draw_tag()])
+        command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        process.kill()
+        process.wait()
+        assert tag.encode() in command
