@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -34,6 +33,8 @@ from numba import njit, typeof
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.misc.appdirs import AppDirs
+
+from serving.contract.locks import hold_lock, try_lock
 
 PACKAGE = Path(__file__).resolve().parents[1]  # `serving`, in the checkout or in a version folder
 THIS_MODULE = f"{PACKAGE.name}.loops.compiled"
@@ -138,7 +139,7 @@ class SharedCache(FunctionCache):
             return False
         deadline_s, taken = time.monotonic() + WAIT_S, False
         with contextlib.suppress(OSError):  # of a file system without locks
-            while not (taken := take_lock(lock)) and time.monotonic() < deadline_s:
+            while not (taken := try_lock(lock)) and time.monotonic() < deadline_s:
                 time.sleep(0.02)
         if taken:
             self._lock = lock
@@ -163,15 +164,6 @@ class SharedCache(FunctionCache):
             warnings.warn(f"Compiled code is not kept in {self.cache_path} ({reason}): every start compiles it.", stacklevel=2)
 
 
-def take_lock(lock: int) -> bool:
-    """Take the lock of an open file. Return False while another process has it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def find_cache_root() -> str:
     """Return the folder that holds the folders of all modules."""
     return config.CACHE_DIR or AppDirs("numba", appauthor=False).user_cache_dir
@@ -184,8 +176,7 @@ def cache_lock() -> Iterator[None]:
     There is one lock per user, because users of one root cannot open each other's; it is beside the folders that it guards.
     """
     os.makedirs(find_cache_root(), exist_ok=True)
-    with open(os.path.join(find_cache_root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with hold_lock(Path(find_cache_root(), f"{NAME}-{os.getuid()}.lock")):
         yield
 
 
