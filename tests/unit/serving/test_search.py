@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numba import TypingError
 
-from serving.contract.errors import ArtifactError
 from serving.contract.tensors import Sources
 from serving.loops.inner_product import compute_inner_product
 from serving.stages.search.loading import load_search
@@ -232,25 +231,6 @@ def test_recency_weights_of_long_histories_are_rounded_as_powers_are():
     np.testing.assert_array_equal(compute_recency_weights(history, 5_000), np.float32((1.0 + history) ** -0.5))
 
 
-def test_neighbours_come_back_from_disk(tmp_path):
-    _, neighbours, _ = random_catalogue()
-    neighbours.save(tmp_path)
-    np.testing.assert_array_equal(Neighbours.load(tmp_path).positions, neighbours.positions)
-    np.testing.assert_array_equal(Neighbours.load(tmp_path).weights, neighbours.weights)
-
-
-@pytest.mark.parametrize("wrong", [-1, N_ITEMS + 1])
-def test_neighbours_of_different_shapes_and_outside_of_the_catalogue_are_refused(wrong, tmp_path):
-    _, neighbours, _ = random_catalogue()
-    Neighbours(neighbours.positions, neighbours.weights[:, :2]).save(tmp_path)
-    with pytest.raises(ArtifactError, match="expected equal shapes"):
-        Neighbours.load(tmp_path)
-    neighbours.positions[7, 2] = wrong
-    neighbours.save(tmp_path)
-    with pytest.raises(ArtifactError, match="expected 0 to 300"):
-        Neighbours.load(tmp_path)
-
-
 @pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_slow_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, seed):
@@ -270,21 +250,6 @@ def test_the_slow_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, s
         if whole or count == N_ITEMS:  # an index may leave out some of many items that are equally near
             np.testing.assert_array_equal(search(users, history, forbidden, count)[0], expected[0])
         np.testing.assert_array_equal(search(users, history, forbidden, count)[1], expected[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("neighbours", lambda array: array.astype(np.int64), r"holds int64 \[301, 5\]; expected int32 \[any, any\]"),
-        ("neighbour_weights", lambda array: array.astype(np.float16), "holds float16 .*; expected float32"),
-        ("neighbour_weights", np.asfortranarray, "holds float32 .*, not in C order; expected float32"),
-    ],
-)
-def test_neighbours_of_another_form_are_refused(tmp_path, name, change, said):
-    random_catalogue()[1].save(tmp_path)
-    np.save(tmp_path / f"{name}.npy", change(np.load(tmp_path / f"{name}.npy")))
-    with pytest.raises(ArtifactError, match=said):
-        Neighbours.load(tmp_path)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
