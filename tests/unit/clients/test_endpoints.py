@@ -278,7 +278,7 @@ class Answering:
 
 def test_callers_in_a_hurry_do_not_open_the_breaker_for_others():
     async def run():
-        endpoints = AsyncEndpoints([Endpoint(Answering())], Policy(0, None, None))
+        endpoints = AsyncEndpoints([Endpoint(Answering())], Policy(0, None, None, fair_s=60.0))
         hasty = [endpoints.infer(Call({}, timeout_s=0.001)) for _ in range(10)]
         failures = await asyncio.gather(*hasty, return_exceptions=True)
         assert all(isinstance(failure, DeadlineExceeded) for failure in failures)

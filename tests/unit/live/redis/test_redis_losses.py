@@ -89,6 +89,8 @@ def test_a_position_that_redis_lost_is_written_again_without_an_event(tmp_path, 
     with machine(tmp_path / "a", redis.address) as host, sharing(host):
         host.writer.append(purchase(1, 0))
         until(lambda: count_events(state, 1))
+        # The position is written after the events. After the loss it would hide the loss.
+        until(lambda: state.read_positions()[host.sharer.machine].shared_sequence == 1)
         for key in (state.positions_key, *redis.client.keys(b"*user_id*")):
             redis.client.delete(key)
         until(lambda: count_events(state, 1) == 1 and host.sharer.machine in state.read_positions())
