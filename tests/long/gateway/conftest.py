@@ -1,3 +1,3 @@
-from tests.unit.gateway.conftest import own_repo
+from tests.unit.gateway.conftest import change, door, gateway, own_repo, repo
 
-__all__ = ["own_repo"]
+__all__ = ["change", "door", "gateway", "own_repo", "repo"]

@@ -1,3 +1,3 @@
-from tests.unit.live.conftest import reader, repository, upsert
+from tests.unit.live.conftest import clock, folder, observe, pipeline, reader, redis, repository, state, upsert, writer
 
-__all__ = ["reader", "repository", "upsert"]
+__all__ = ["clock", "folder", "observe", "pipeline", "reader", "redis", "repository", "state", "upsert", "writer"]

@@ -1,3 +1,3 @@
-from tests.unit.tables.conftest import config, instances, open_tiers, over_rocksdb, source
+from tests.unit.tables.conftest import config, instances, open_tiers, over_rocksdb, source, start_applier
 
-__all__ = ["config", "instances", "open_tiers", "over_rocksdb", "source"]
+__all__ = ["config", "instances", "open_tiers", "over_rocksdb", "source", "start_applier"]

@@ -22,7 +22,7 @@ from serving.stages.live.content import Content
 from serving.stages.live.models import Upsert
 from tests.repositories import copy_lean_repository
 from tests.unit.gateway.conftest import Gateway
-from tests.unit.gateway.test_experiments import USERS, Tried
+from tests.unit.gateway.tried import USERS, Tried
 from triton_recommender import Unavailable
 from triton_recommender.tensors import RECOMMEND
 

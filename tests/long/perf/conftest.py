@@ -1,0 +1,3 @@
+from tests.unit.perf.conftest import choice, vectors
+
+__all__ = ["choice", "vectors"]
