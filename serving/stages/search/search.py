@@ -189,7 +189,7 @@ class Search:
             if self._unindexed is None:
                 self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
             unindexed, n_withdrawn = self._unindexed, self._n_withdrawn
-        n_wanted += count + len(unindexed) + n_withdrawn
+        n_wanted += count + n_withdrawn
         n_wanted = np.minimum(n_wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
         near = self._find_nearest(make_index_queries(user_vectors), n_wanted)
         if len(unindexed):
