@@ -117,7 +117,7 @@ class RulesConfig:
 
     blocked_items: tuple[int | str, ...] = ()  # never served
     pinned: tuple[Pin, ...] = ()  # shown at their slot, 0 at the top
-    price_cap: float | None = None  # items above it come after all others
+    price_cap: float | None = None  # items above it come after all other candidates
     max_per_category: int | None = None  # quota of every category in one list
     category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
     max_per_provider: int | None = None  # quota of every provider in one list

@@ -12,7 +12,7 @@ from tests.waiting import until
 from triton_recommender import AsyncRecommender, DeadlineExceeded, Recommender
 from triton_recommender.transports import grpc
 
-SLOW_S, PATIENCE_S = 0.5, 0.05
+SLOW_S, PATIENCE_S = 2.0, 0.05
 
 
 def test_a_blocking_client_cancels_no_late_answer(server):

@@ -157,10 +157,10 @@ def test_more_items_than_a_server_returns_are_refused_even_if_none_has_said_how_
 
 
 def test_a_caller_may_choose_a_deadline_up_to_a_limit(gateway):
-    door = gateway(most_deadline_ms=1_000)
-    for asked_ms, most_s in (("500", 0.5), ("90000", 1.0)):
+    door = gateway(most_deadline_ms=40_000)
+    for asked_ms, most_s in (("20000", 20.0), ("90000", 40.0)):
         door.ask("GET", "/v1/recommendations", params={"user": "7"}, headers={"x-deadline-ms": asked_ms})
-        assert most_s - 0.2 < door.shop.server.calls[-1].timeout_s <= most_s
+        assert most_s - 10.0 < door.shop.server.calls[-1].timeout_s <= most_s
 
 
 def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):

@@ -104,7 +104,7 @@ def test_a_question_that_is_answered_late_is_not_cancelled():
     server = GrpcDouble(lambda query: [1])
     try:
         ask(server.url, timeout_s=20.0)
-        server.delay_s = 0.5
+        server.delay_s = 2.0
         with pytest.raises(ServerError, match=r"recommend does not answer a request within 0\.1 s: Deadline Exceeded"):
             ask(server.url, timeout_s=0.1)
         until(lambda: server.n_ended == 2)
