@@ -46,7 +46,7 @@ def served_gateway(folder: Path, tls: ServerTls | None = None, fused: bool = Tru
     port = find_free_port()
     state = gateway.follow(server.state, port, str(config), folder / "run")
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
             yield Served(server, port, http)
     finally:
         stop_server(state, folder / "run")
@@ -82,7 +82,7 @@ class Visitors(Clients):
         until(lambda: self.errors or users == {visit.user for visit in self.visits[before:] if visit.share is not None})
 
     def _run(self, number: int) -> None:
-        with httpx.Client(base_url=self._served.http.base_url, timeout=30) as http:
+        with httpx.Client(base_url=self._served.http.base_url, timeout=120) as http:
             for turn in count(number, self._clients):
                 if self._stop.is_set():
                     return
