@@ -335,9 +335,10 @@ def find_rest(repo: Path, serving: int, now_s: float) -> str:
     1, 2, 4, 8, 8, … days later. now_s: unix seconds
     """
     refused = find_refused(repo, serving)
-    if not refused:
+    acts = [act for act in refused.values() if act.time_s <= now_s + REST_S]  # the clock of the others was wrong
+    if not acts:
         return ""
-    last = max(refused.values(), key=lambda act: (act.time_s, act.generation))
+    last = max(acts, key=lambda act: (act.time_s, act.generation))
     rest_s = REST_S * 2 ** min(len(refused) - 1, MOST_DOUBLED)
     if now_s >= last.time_s + rest_s:
         return ""
