@@ -56,7 +56,7 @@ class EventConsumer:
         self._gaps: list[tuple[int, int, int]] = []  # partition, and the offsets from and to which no message came
 
     def run(self, stop: threading.Event) -> None:
-        """Consume until `stop` is set, also through outages of the brokers. Raises DependencyError when the disk fails."""
+        """Consume until `stop` is set, also through outages of the brokers. Raises DependencyError when disk or clock fail."""
         log.info("consumes topic %s of %s", self._topic, self._brokers)
         with hold_lock_unless(self._writer.store.folder / LOCK, stop):
             consumer = self._connect()
@@ -170,12 +170,15 @@ class EventConsumer:
         return offsets
 
     def append_messages(self, messages: Sequence[Message]) -> None:
-        """Make the events of messages durable, each message once. Count and log the messages that are refused."""
+        """Make the events of messages durable, each message once. Count and log the messages that are refused.
+
+        Raises DependencyError, and keeps the offsets, where the clock is behind: later, these messages are no longer refused.
+        """
         writer = self._writer
         partitions = np.array([message.partition() for message in messages])
         offsets = np.array([message.offset() for message in messages])
         values, times_ms = [message.value() for message in messages], [message.timestamp()[1] for message in messages]
-        batch, rows, refusals = self._decoder.decode(values, times_ms, writer.now_ms())
+        batch, rows, refusals = self._decoder.decode(values, times_ms, writer.now_ms(), writer.store.read_progress().latest_ms)
         batch = self._add_origins(batch, partitions[rows], offsets[rows])
         with writer.transaction() as txn:
             known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._track_offsets(partitions, offsets), 0)

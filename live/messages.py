@@ -47,11 +47,12 @@ class MessageDecoder:
     codes: np.ndarray
 
     def decode(
-        self, values: Sequence[bytes | None], times_ms: Sequence[int], now_ms: int
+        self, values: Sequence[bytes | None], times_ms: Sequence[int], now_ms: int, logged_ms: int
     ) -> tuple[EventBatch, np.ndarray, list[Refusal]]:
         """Return the events of messages in their order, the row of each event's message, int64 [N], and the refused messages.
 
         values: bytes of each message; times_ms: time of each message, unix milliseconds; now_ms: the clock
+        logged_ms: see `EventAdmission.find_faults`. Raises DependencyError where the clock is behind
         """
         refusals: list[Refusal] = []
         observed, changed = Rows(self.inputs), Rows(CHANGE_INPUTS)
@@ -64,12 +65,15 @@ class MessageDecoder:
                     observed.add(row, fields | {"timestamp_ms": time_ms} if fields.get("timestamp_ms") is None else fields)
             except ValueError as error:
                 refusals.append(Refusal(row, str(error)))
-        event_inputs, event_rows = observed.select_valid(lambda inputs: self.events.find_faults(inputs, now_ms), refusals)
+        event_inputs, event_rows = observed.select_valid(
+            lambda inputs: self.events.find_faults(inputs, now_ms, logged_ms), refusals
+        )
         change_inputs, change_rows = changed.select_valid(self.changes.find_faults, refusals)
         batches = [
             self.events.make_events(event_inputs, self.codes, now_ms),
             self.changes.make_events(change_inputs, now_ms),
         ]
+        self.events.check_clock(batches[0], now_ms)
         rows = np.concatenate([event_rows, change_rows])
         order = np.argsort(rows)
         return EventBatch.join(batches).take(order), rows[order], refusals

@@ -20,14 +20,16 @@ import pandas as pd
 
 from export.steps.live import find_catalogue_times, list_changeable_columns
 from live.archive import read_log
+from serving.contract.errors import ConfigError
 from serving.contract.ids import NAME, is_text_of, stable_id
-from serving.live.admission import keep_fitting
+from serving.live.admission import format_ms, keep_fitting
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
 from serving.live.reader import Change, Reader
 from serving.live.store import open_store
 from serving.stages.live.counts.sales import HORIZONS_S, NO_SALES, add_sales, subtract_sales
 from training.dataset import Dataset
 from training.dataset.ids import find_ids
+from training.dataset.load import AHEAD_S
 
 KEY = ["user_id", "item_id", "timestamp"]
 FORGET = ", or forget those of upsert: python -m live forget"
@@ -79,11 +81,37 @@ def read_events(
     batches = [batch for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
+    batches, future_note = drop_future(
+        batches, time.time_ns() // 1_000_000, 1_000 * int(dataset.interactions["timestamp"].max())
+    )
     batches, notes = drop_ignored(batches, ignored_ids)
+    notes = future_note + notes
     if dataset.item_names is None:
         return batches, notes
     batches, note = drop_unnamed(batches, np.union1d(dataset.items["item_id"], np.fromiter(item_ids, np.int64)))
     return batches, notes + note
+
+
+def drop_future(batches: Sequence[EventBatch], now_ms: int, log_until_ms: int) -> tuple[list[EventBatch], list[str]]:
+    """Return the events without those of the future, and a note if there are any.
+
+    A wrong clock stamped them. A generation that learned from them would take all later events for old ones.
+    now_ms, log_until_ms: the clock, and the end of the data set's log, unix milliseconds
+    Raises ConfigError if that log ends in the future, too, because then the clock is behind.
+    """
+    latest_ms = now_ms + 1_000 * AHEAD_S
+    times_ms = [batch.headers["time_ms"][find_log_rows(batch.headers)] for batch in batches]
+    future_ms = np.concatenate([np.empty(0, np.int64), *(times[times > latest_ms] for times in times_ms)])
+    if not len(future_ms):
+        return list(batches), []
+    fact = f"{len(future_ms):,}, of the future, the latest of {format_ms(future_ms.max())}"
+    if log_until_ms > latest_ms:
+        raise ConfigError(
+            f"The clock of this machine says {format_ms(now_ms)}, the data set's log ends at {format_ms(log_until_ms)}, and "
+            f"there are live events: {fact}. Expected a clock that is later. Correct the clock, or the times of the log."
+        )
+    past_batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] <= latest_ms)) for batch in batches]
+    return past_batches, [f"live events left out: {fact}. A wrong clock stamped them when they arrived"]
 
 
 def merge_items(

@@ -4,6 +4,7 @@
 |---|---|
 | malformed (see `EventAdmission.find_faults`) | refused with INVALID_ARGUMENT, together with the other events of its request |
 | more than `ahead_s` in the future | refused: one wrong clock would move the watermark and age every history |
+| the same, and so is the log | the clock is behind: refused with UNAVAILABLE, until the clock is right (`check_clock`) |
 | late (see WriterSettings.lateness_s) | accepted, sorted into the history by its time, counted |
 | with a known event id | changes nothing; the sequence of the first one is returned |
 | of an unknown user or item | accepted: the user has a state at once, and the item's events count from the first |
@@ -15,14 +16,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from serving.contract.errors import DependencyError
 from serving.contract.ids import is_text_of
 from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.contract.texts import tidy_bytes
-from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKinds
+from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch, EventKinds
 from serving.live.layout import LATEST_SECOND
 
 EARLIEST_MS = 100_000_000_000  # in 1973; as seconds, that is the year 5138
@@ -44,8 +47,12 @@ class EventAdmission:
     context: tuple[ContextColumn, ...] = ()
     ahead_s: float = 300.0
 
-    def find_faults(self, inputs: Arrays, now_ms: int) -> dict[int, str]:
-        """Return a message by row for each malformed event of a batch. inputs: [N, 1] by tensor"""
+    def find_faults(self, inputs: Arrays, now_ms: int, logged_ms: int = 0) -> dict[int, str]:
+        """Return a message by row for each malformed event of a batch.
+
+        inputs: [N, 1] by tensor; logged_ms: time of the latest event of the log. If it is in the future too, the clock is
+        behind, and an event from the future is not malformed (see `check_clock`).
+        """
         faults: dict[int, str] = {}
 
         def refuse(rows: np.ndarray, message: str) -> None:
@@ -55,7 +62,9 @@ class EventAdmission:
         item_ids, times_ms, values = (inputs[name][:, 0] for name in ("item_id", "timestamp_ms", "value"))
         refuse(item_ids < 0, "item_id is negative; expected the shop's own id, 0 or larger")
         given = times_ms != MISSING_INT
-        latest_ms = min(now_ms + round(self.ahead_s * 1000), LATEST_SECOND * 1000)
+        latest_ms = LATEST_SECOND * 1000
+        if logged_ms <= self._find_latest_ms(now_ms):
+            latest_ms = min(latest_ms, self._find_latest_ms(now_ms))
         refuse(given & (times_ms < EARLIEST_MS), "timestamp_ms is before 1973, as seconds would be; expected unix milliseconds")
         refuse(
             given & (times_ms > latest_ms),
@@ -86,6 +95,19 @@ class EventAdmission:
             elif column.kind == "continuous":
                 refuse(np.isinf(inputs[column.name][:, 0]), f"{column.name} is infinite; expected a finite number, or none")
         return faults
+
+    def check_clock(self, batch: EventBatch, now_ms: int) -> None:
+        """Raise DependencyError if an event is in the future: `find_faults` lets it pass while the clock is behind the log."""
+        times_ms = batch.headers["time_ms"][batch.headers["type"] == OBSERVED]
+        if times_ms.max(initial=0) > self._find_latest_ms(now_ms):
+            raise DependencyError(
+                f"This machine's clock is behind: it says {format_ms(now_ms)}, an event is of {format_ms(times_ms.max())}, and "
+                f"the log has one that is later than the clock, too. Expected events at most {self.ahead_s:.0f} s ahead of the "
+                "clock. Nothing was saved. Correct the clock, and send the event again."
+            )
+
+    def _find_latest_ms(self, now_ms: int) -> int:
+        return now_ms + round(self.ahead_s * 1000)
 
     def _overflows(self, codes: list[int | None], values: np.ndarray) -> np.ndarray:
         """Return the events whose weight would be infinite, bool [N]; it would stay so in the totals of the user."""
@@ -215,6 +237,10 @@ EXPECTED = {
     "flag": "true or false, or 1 or 0",
 }
 FLAGS = {"true": True, "false": False, "1": True, "0": False}  # as in the item file
+
+
+def format_ms(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def fits(value: object, kind: str) -> bool:

@@ -152,11 +152,15 @@ class Observe(LiveModel):
 
     def find_faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each malformed event, by row."""
-        return self.count_refused(self.admission.find_faults(inputs, self.now_ms()))
+        logged_ms = self.writer.store.read_progress().latest_ms
+        return self.count_refused(self.admission.find_faults(inputs, self.now_ms(), logged_ms))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `observe` (serving/contract/tensors.py)."""
-        return self.append(self.admission.make_events(inputs, self.writer.codes, self.now_ms()))
+        now_ms = self.now_ms()
+        batch = self.admission.make_events(inputs, self.writer.codes, now_ms)
+        self.admission.check_clock(batch, now_ms)
+        return self.append(batch)
 
     def list_measurements(self) -> Iterator[Measurement]:
         """Yield the model's measurements, and those of the store."""

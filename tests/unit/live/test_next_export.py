@@ -20,7 +20,7 @@ from export.steps.live import make_event_kinds
 from live.__main__ import open_writer
 from live.archive import compact
 from live.forget import forget_items
-from serving.contract.errors import DependencyError
+from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.ids import stable_id
 from serving.live import store
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch, EventKinds
@@ -136,6 +136,19 @@ def test_events_continue_the_log(dataset, folder, post):
     assert log["weight"].tolist() == [1.0, 1.0, 1.0, 1.0]
     assert log["store"].tolist()[3] == 7
     assert pd.isna(log["store"].tolist()[1])
+
+
+def test_live_events_of_the_future_are_left_out(tmp_path, dataset, folder, post):
+    """Their generation would take all later events for old ones."""
+    future_s = int(time.time()) + 86_400
+    post(2, 10, 300, 4.0)
+    post(5, 11, future_s, 5.0)
+    continued = continue_log(dataset, folder)
+    assert continued.interactions["timestamp"].tolist() == [100, 200, 300]
+    assert any(note.startswith("live events left out: 1, of the future") for note in continued.report.notes)
+    ahead = load(tmp_path / "ahead", TOML, events=f"{EVENTS}1,11,{future_s},5,3\n", items=ITEMS, users=USERS)
+    with pytest.raises(ConfigError, match="Correct the clock"):
+        continue_log(ahead, folder)
 
 
 def test_a_live_event_weighs_as_much_as_the_same_row_of_the_log(tmp_path, folder):
