@@ -113,7 +113,7 @@ def compact(
         else:
             until_ms = now_ms - round(keep_days * DAY_MS)
         n_moved, segments = compact_log(writer, until_ms)
-        dropped = drop_segments(folder, too_old_ms, archive_bytes)
+        dropped = drop_segments(folder, too_old_ms, archive_bytes, now_ms)
     out.print(f"{n_moved:,} events moved into {len(segments)} segments, {len(dropped)} segments removed")
     if n_moved and known_until_ms is not None and until_ms > known_until_ms:
         out.print(

@@ -25,7 +25,7 @@ from serving.live.store import ARCHIVE
 from serving.live.writer import Writer
 
 EVENTS_PER_SEGMENT = 1_000_000
-LAST_SEQUENCE = (1 << 63) - 1
+LAST_SEQUENCE = LATEST_MS = (1 << 63) - 1
 EVENTS_PER_READ = 65_536
 CLOCK_ERROR_MS = 86_400_000  # by which the clock may have been wrong when an event arrived
 FILE_NAME = re.compile(r"events-(\d+)-(\d+)\.parquet")  # sequences of the first and the last event
@@ -268,15 +268,15 @@ def count_older(received_ms: np.ndarray, older_than_ms: int) -> int:
     return int(older[-1]) + 1 if len(older) else 0
 
 
-def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | None) -> list[Segment]:
+def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | None, now_ms: int = LATEST_MS) -> list[Segment]:
     """Remove segments whose events all arrived before `older_than_ms`, then the oldest until at most `most_bytes` are left.
 
-    None: no such bound. Return the removed segments.
+    None: no such bound; now_ms: see `read_latest_arrival_ms`. Return the removed segments.
     """
     kept_segments, dropped_segments = list_segments(folder), []
     while kept_segments:
         oldest = kept_segments[0]
-        too_old = older_than_ms is not None and read_latest_arrival_ms(oldest) < older_than_ms
+        too_old = older_than_ms is not None and read_latest_arrival_ms(oldest, now_ms) < older_than_ms
         too_much = most_bytes is not None and sum(segment.bytes for segment in kept_segments) > most_bytes
         if not (too_old or too_much):
             break
@@ -285,12 +285,18 @@ def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | Non
     return dropped_segments
 
 
-def read_latest_arrival_ms(segment: Segment) -> int:
-    """Return when a segment's latest event arrived, in unix milliseconds, from the file's statistics.
+def read_latest_arrival_ms(segment: Segment, now_ms: int = LATEST_MS) -> int:
+    """Return when a segment's latest event arrived, in unix milliseconds.
 
+    Arrivals after `now_ms` do not count, unless most of them are: then the clock is behind now, and was right.
     Raises ArtifactError for a damaged file.
     """
     with name_damaged(segment.path):
         facts = pq.ParquetFile(segment.path)
-    column = facts.schema_arrow.names.index("received_ms")
-    return max(facts.metadata.row_group(group).column(column).statistics.max for group in range(facts.num_row_groups))
+        column = facts.schema_arrow.names.index("received_ms")
+        latest_ms = max(facts.metadata.row_group(group).column(column).statistics.max for group in range(facts.num_row_groups))
+        if latest_ms <= now_ms:  # the usual case, for which the file's statistics are enough
+            return latest_ms
+        received_ms = facts.read(["received_ms"])["received_ms"].to_numpy()
+    past_ms = received_ms[received_ms <= now_ms]
+    return int(past_ms.max()) if 2 * len(past_ms) > len(received_ms) else latest_ms

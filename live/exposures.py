@@ -113,6 +113,7 @@ class ExposureLog:
         with suppress(OSError, ArtifactError):  # every flush reads them too, and reports it
             self._marks = _read_marks(self.folder)
         self._retained_s, self._new_bytes = float("-inf"), 0  # when retention last ran, and how much was written since
+        self._oldest_s = find_newest_s(self.folder, now()) - self._keep_s  # retention has removed older files, if any
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
         self._thread.start()
@@ -149,7 +150,10 @@ class ExposureLog:
             if is_much or time.monotonic() - self._retained_s >= RETAINED_EVERY_S:
                 self._retained_s, self._new_bytes = time.monotonic(), 0
                 try:
-                    remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
+                    # A day more at most, so that a clock that is far ahead for some minutes does not remove everything.
+                    oldest_s = min(self._now() - self._keep_s, self._oldest_s + DAY_S)
+                    self._oldest_s = max(oldest_s, self._oldest_s)  # also after a clock that was behind
+                    remove_old(self.folder, oldest_s, self._keep_bytes)
                 except (OSError, RecommenderError) as error:
                     log.warning("old exposures are not removed: %s", error)
 
@@ -228,6 +232,12 @@ def read_merges(folder: Path) -> dict[str, list[str]]:
 def parse_written_ms(file: Path) -> int:
     """Return when a file of a log was written, unix milliseconds. No answer in it is later."""
     return int(file.name.split("-")[1])
+
+
+def find_newest_s(folder: Path, now_s: float) -> float:
+    """Return when the newest file of a log was written, in unix seconds; now without one."""
+    paths = list_all_files(folder)
+    return parse_written_ms(paths[-1]) / 1_000 if paths else now_s
 
 
 def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:

@@ -23,6 +23,7 @@ from live.exposures import FOLDER as EXPOSURES
 from serving.contract.errors import DependencyError
 from serving.contract.locks import find_holder, hold_lock, try_lock
 from serving.contract.tensors import FIRST_USER_ID
+from serving.live.admission import format_ms
 from serving.live.reader import Reader
 from serving.live.seeds import VISIT_MS, find_surpassed
 from serving.live.store import ARCHIVE, LOCK_FILE, MAX_READERS, RESTORING, refuse_foreign
@@ -31,6 +32,7 @@ from serving.live.writer import BETWEEN_WRITES_S, EVENTS_PER_WRITE, Seeds, Write
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 MOST_DAYS_SINCE_EXPORT = 30
 MOST_DAYS = 36_500.0  # the most that a command accepts, so that times stay within the range of a datetime
+MAINTAINED = "maintained_ms"  # counter: the time of the last round
 LOCK = "maintenance.lock"
 REPLAYING = ".replaying-"  # prefix of the name of the folder in which a replay computes the state (live/replay.py)
 LOCK_TIMEOUT_S = 600.0  # a backup of a large store, or a round after a long pause, takes minutes
@@ -83,19 +85,38 @@ def maintain(
     now_ms: unix milliseconds; exported_until_ms: the serving generation's clock, as in `find_archived_until`
     generation: what the serving generation knows of users; None: no user is evicted for it (`evict_surpassed`)
     """
-    folder = writer.store.folder
+    folder, now_ms = writer.store.folder, move_clock(writer, now_ms, exported_until_ms or 0)
     try:  # first, because they may fill the disk
         remove_unfinished(folder)
     except DependencyError as error:  # the round goes on, or the store would grow meanwhile
         log.warning("%s", error)
     archived, segments = compact(writer, choose_archived_until(writer, retention.key_days, now_ms, exported_until_ms))
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
-    dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
+    dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None, now_ms)
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
     session_ms = now_ms - round(retention.session_hours * HOUR_MS) if retention.session_hours else None
     evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
     surpassed = evict_surpassed(writer, generation, now_ms) if generation else 0
     return Round(archived, drop_superseded(writer), segments, dropped, evicted, surpassed)
+
+
+def move_clock(writer: Writer, now_ms: int, exported_until_ms: int) -> int:
+    """Return the time by which this round removes what is old: at most a day later than that of the last round.
+
+    So a clock that is far ahead for some minutes does not remove everything.
+    now_ms: unix milliseconds; exported_until_ms: the latest event of a generation, 0 for none: no round can have been before
+    """
+    last_ms = max(int(writer.store.read_counters().get(MAINTAINED, now_ms)), exported_until_ms)
+    moved_ms = min(now_ms, last_ms + DAY_MS)
+    if moved_ms < now_ms:
+        log.warning(
+            "the clock is %.1f days later than in the last round: this round removes what is too old on %s",
+            (now_ms - last_ms) / DAY_MS,
+            format_ms(moved_ms),
+        )
+    with writer.transaction() as txn:
+        writer.count(txn, {}, **{MAINTAINED: max(moved_ms, last_ms)})  # also after a clock that was behind
+    return moved_ms
 
 
 def remove_unfinished(folder: Path) -> None:

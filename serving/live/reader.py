@@ -44,6 +44,7 @@ from serving.live.timeline import Timeline
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
 MOST_READ_EVENTS = 4_096  # most events in one read
+CLOCK_RESET_MS = 86_400_000
 MOST_AHEAD = 100_000  # events of a log: more than arrive while a request waits
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 
@@ -177,16 +178,20 @@ class Snapshot:
         return json.loads(unpack([packed]).columns[0])
 
     def find_last_before(self, received_ms: int) -> int:
-        """Return the last sequence of the log that arrived before a time, 0 without one. Bisects: the log is in that order."""
+        """Return the last sequence of the log that arrived before a time, 0 without one.
+
+        Bisects: the log is in that order. Arrivals a day and more before the first one were stamped by a clock that was reset;
+        they count as after the time, because a result that is too early is harmless.
+        """
         cursor = self._txn.cursor(self._store.events)
         if not cursor.first():
             return 0
-        first = int.from_bytes(cursor.key(), "big")
+        first, first_ms = int.from_bytes(cursor.key(), "big"), np.frombuffer(cursor.value(), HEADER, 1)["received_ms"][0]
         low, high = first - 1, int.from_bytes(cursor.key(), "big") if cursor.last() else first
         while low < high:
             middle = (low + high + 1) // 2
             cursor.set_range(make_sequence_key(middle))
-            if np.frombuffer(cursor.value(), HEADER, 1)["received_ms"][0] < received_ms:
+            if first_ms - CLOCK_RESET_MS < np.frombuffer(cursor.value(), HEADER, 1)["received_ms"][0] < received_ms:
                 low = middle
             else:
                 high = middle - 1

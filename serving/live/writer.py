@@ -158,14 +158,15 @@ class Writer:
         now_ms = self.now_ms()
         set_ms = now_ms - self._elapsed_ms()
         jump_ms = set_ms - self._set_ms
+        was_behind = latest_ms - (now_ms - jump_ms) > CLOCK_JUMP_MS  # so it was set right
         ahead_ms = int(headers["time_ms"][headers["type"] == OBSERVED].max(initial=0)) - latest_ms
-        if latest_ms and min(ahead_ms, jump_ms) > CLOCK_JUMP_MS:
+        if latest_ms and not was_behind and min(ahead_ms, jump_ms) > CLOCK_JUMP_MS:
             raise DependencyError(
                 f"This machine's clock was set {jump_ms / 3_600_000:.0f} hours ahead, and the event is "
                 f"{ahead_ms / 3_600_000:.0f} hours later than all others; expected a steady clock. Nothing was saved. Correct "
                 "the clock, and send the event again. If the clock is right now, restart the server."
             )
-        if jump_ms <= CLOCK_JUMP_MS or now_ms - latest_ms <= CLOCK_JUMP_MS:  # the log agrees with the clock
+        if was_behind or jump_ms <= CLOCK_JUMP_MS or now_ms - latest_ms <= CLOCK_JUMP_MS:  # the log agrees with the clock
             self._set_ms = set_ms
 
     def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:

@@ -92,7 +92,7 @@ def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(w
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         assert snapshot.read_seen(np.array([1, 2, 3]))["user_id"].tolist() == [3]
         assert len(snapshot.read_seeds(np.array([1, 2, 3]))[0]) == 1
-    assert writer.store.read_counters() == {"evicted_users": 2}
+    assert writer.store.read_counters() == {"evicted_users": 2, "maintained_ms": clock.ms}
     writer.append(purchase(1, item=5))
     assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
     assert replay(folder).is_equal

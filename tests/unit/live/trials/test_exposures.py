@@ -109,8 +109,9 @@ def test_files_of_others_are_left_alone_and_do_not_stop_the_log(tmp_path):
     write(tmp_path, [ANSWER])
     [path] = list_exposure_files(tmp_path / "exposures")
     path.with_name("exposures-backup.parquet").write_bytes(path.read_bytes())
-    write(tmp_path, [replace(ANSWER, request_id="r1")], now=100_000.0)
-    assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r1"]
+    for number, now in enumerate((50_000.0, 100_000.0), 1):
+        write(tmp_path, [replace(ANSWER, request_id=f"r{number}")], now=now)
+    assert read_exposures(tmp_path)["request_id"].to_pylist() == ["r1", "r2"]
     assert path.with_name("exposures-backup.parquet").exists()
 
 
@@ -219,14 +220,15 @@ def test_without_a_log_nothing_is_found(tmp_path):
 def test_a_damaged_record_of_removals_stops_only_the_retention(tmp_path, caplog):
     """A power cut may leave an empty file. Answers are written all the same, and the log says what to do."""
     write(tmp_path, answers(10), now=1_000.0)
+    write(tmp_path, [ANSWER], now=50_000.0)
     (tmp_path / "exposures" / "removed.json").write_text("")
-    log = open_log(tmp_path, now=1_000_000.0)  # the first file is older than a day
-    log.add(ANSWER)
+    log = open_log(tmp_path, now=100_000.0)  # the first file is older than a day
+    log.add(replace(ANSWER, request_id="r1"))
     log.close()
     assert "removed.json does not say until when answers were removed" in caplog.text
     assert "Remove the file" in caplog.text
     (tmp_path / "exposures" / "removed.json").unlink()
-    assert [row["request_id"] for row in read_exposures(tmp_path).to_pylist()] == [ANSWER.request_id]
+    assert [row["request_id"] for row in read_exposures(tmp_path).to_pylist()] == ["r0", "r1"]
 
 
 @pytest.mark.parametrize("damage", ['{"user": "a", "erased', "[]", '{"user": "a"}', '{"user": "a", "erased_ms": null}'])
