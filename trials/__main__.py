@@ -31,7 +31,7 @@ from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, DAY_MS, read_e
 from serving.live.store import find_live_folder
 from trials.calibration import measure_calibration
 from trials.feedback import Feedback, number_users, read_events
-from trials.guard import Guard
+from trials.guard import PATIENCE_S, Guard
 from trials.off_policy import Estimate, SlateKind, TrialError
 from trials.progress import describe_progress, find_start_ms
 from trials.report import AnswerSummary, By, Summary, summarise
@@ -248,7 +248,7 @@ def guard(
     A server's supervisor runs this command by itself while an experiment runs. After 30 failed looks in a row it stops the
     experiment, because nobody protects the users any more. Looks that take long are rarer.
     """
-    folder, judging, watched, failed = find_experiment_folder(repo), Guard(repo), "", 0
+    folder, judging, watched, failed = find_experiment_folder(repo), Guard(repo, 0.0 if once else PATIENCE_S), "", 0
     while (experiment := read_experiment(folder)) and experiment.runs:
         if experiment.name != watched:
             watched = experiment.name

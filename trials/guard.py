@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,15 @@ from trials.split import find_kept
 REMOVED = "answers that it is judged by were removed: raise exposure_bytes or exposure_days"
 SET_BACK = "the clock was set back to before its start, so no answer counts: start it again under another name"
 MOST_AHEAD_MS = 60_000  # clocks of two machines may differ by so much
+PATIENCE_S = 600.0  # how long the clock must say that an experiment is to end: it may be wrong for a moment
 
 
 class Guard:
-    """Judges the running experiment of a repository."""
+    """Judges the running experiment of a repository. patience_s: see PATIENCE_S; 0 for a guard that looks once"""
 
-    def __init__(self, repo: Path) -> None:
-        self._repo, self._folder = repo, find_experiment_folder(repo)
+    def __init__(self, repo: Path, patience_s: float = PATIENCE_S) -> None:
+        self._repo, self._folder, self._patience_s = repo, find_experiment_folder(repo), patience_s
+        self._due_s = float("inf")  # since when the clock says without a break that the experiment is to end
         self._answers, self._events = JudgedAnswers(self._folder), JudgedEvents(self._folder)
 
     def look(self) -> Experiment | None:
@@ -51,10 +54,15 @@ class Guard:
             return None
         if read_removed_ms(self._folder / FOLDER) > experiment.changed_ms:  # the intervals need every answer since then
             return end_judged(self._repo, experiment, "stopped", REMOVED)
-        if experiment.changed_ms > time.time_ns() // 1_000_000 + MOST_AHEAD_MS:
-            return end_judged(self._repo, experiment, "stopped", SET_BACK)
+        now_ms = time.time_ns() // 1_000_000
+        is_set_back = experiment.changed_ms > now_ms + MOST_AHEAD_MS
+        self._due_s = min(self._due_s, time.monotonic()) if is_set_back or experiment.is_over(now_ms) else float("inf")
+        is_due = time.monotonic() >= self._due_s + self._patience_s
+        if is_set_back:
+            return end_judged(self._repo, experiment, "stopped", SET_BACK) if is_due else None
         answers = self._answers.read(experiment)
-        state, reason = judge(experiment, answers, self._events.read(experiment, answers))
+        judged = experiment if is_due else replace(experiment, days=0.0)
+        state, reason = judge(judged, answers, self._events.read(experiment, answers))
         return None if state == "running" else end_judged(self._repo, experiment, state, reason)
 
 

@@ -313,7 +313,7 @@ def test_after_its_days_an_experiment_promotes_a_challenger_that_is_not_worse(
         click(repo, "b", clicked - 1 / ANSWERS)
     later_ns = time.time_ns() + int(passed_days * 1e6 * DAY_MS)
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
-    ended = Guard(repo).look()
+    ended = Guard(repo, patience_s=0.0).look()
     experiment = present(read_experiment(find_experiment_folder(repo)))
     assert (experiment.state, ended) == (state, None if state == "running" else experiment)
     assert experiment.reason.startswith(reason)
