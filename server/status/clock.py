@@ -29,7 +29,7 @@ def describe_wrong_clock(repo: Path) -> str:
     return (
         f"this machine's clock says {format_time(now_s)}, and the newest event of {place} is of {format_time(newest[place])}. "
         "If the clock is wrong, correct it, and restart the server, because it takes new events for old ones. If the clock is "
-        "right, that event has a wrong time"
+        "right, that event has a wrong time (docs/live.md says what follows)"
     )
 
 
