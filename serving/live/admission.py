@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -240,7 +240,7 @@ FLAGS = {"true": True, "false": False, "1": True, "0": False}  # as in the item 
 
 
 def format_ms(time_ms: int) -> str:
-    return f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1_000))
 
 
 def fits(value: object, kind: str) -> bool:
