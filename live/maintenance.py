@@ -148,7 +148,8 @@ def choose_archived_until(writer: Writer, key_days: float, now_ms: int, exported
 
     In a store that is more than half full, only `key_days` counts, because a full store refuses events.
     """
-    is_half_full = writer.store.measure_size_bytes() > writer.settings.store_bytes / 2
+    with writer.store.env.begin() as txn:  # pages, because the file stays as large as it ever was
+        is_half_full = writer.store.measure_used_bytes(txn) > writer.settings.store_bytes / 2
     return find_archived_until(key_days, now_ms, None if is_half_full else exported_until_ms)
 
 

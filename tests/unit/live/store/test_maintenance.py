@@ -62,6 +62,11 @@ def counts_of(folder, *users: int) -> dict[int, int]:
         return {users[row]: int(record["event_count"]) for row, record in zip(rows, records, strict=True)}
 
 
+def measure_used(writer: Writer) -> int:
+    with writer.store.env.begin() as txn:
+        return writer.store.measure_used_bytes(txn)
+
+
 def buy_daily(writer: Writer, clock: Clock, *users: int) -> None:
     """Each of the users buys one thing, a day after the other."""
     for user in users:
@@ -218,10 +223,14 @@ def test_events_that_the_generation_does_not_know_stay(writer, folder, clock, ex
 def test_a_store_that_is_half_full_keeps_no_more_than_it_must(folder, clock):
     settings, rng = WriterSettings(store_bytes=1 << 20), np.random.default_rng(0)
     with closing(Writer(folder, Layout(), KINDS.names, settings=settings, now_ms=clock)) as writer:
-        while writer.store.measure_size_bytes() <= settings.store_bytes / 2:
+        while measure_used(writer) <= settings.store_bytes / 2:
             writer.append(events(rng, 100))
         clock.ms += 5 * DAY_MS
         assert maintain(writer, replace(KEEP_ALL, key_days=2), clock.ms, exported_until_ms=START_MS).archived > 0
+        assert measure_used(writer) < settings.store_bytes / 2 < writer.store.measure_size_bytes()
+        writer.append(events(rng, 100))  # there is room again, although the file does not shrink
+        clock.ms += 5 * DAY_MS
+        assert maintain(writer, replace(KEEP_ALL, key_days=2), clock.ms, exported_until_ms=START_MS).archived == 0
 
 
 def test_only_one_process_maintains_a_store(writer, folder):
