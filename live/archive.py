@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from serving.contract.durable import replace_durably
@@ -124,11 +125,18 @@ def read_segment(
     Raises ArtifactError for a damaged file.
     """
     with name_damaged(segment.path):
-        for part in pq.ParquetFile(segment.path).iter_batches(most):
-            sequences, batch = from_table(pa.Table.from_batches([part]), names)
-            rows = np.flatnonzero(sequences > after)
-            if len(rows):
-                yield sequences[rows], batch.take(rows)
+        file = pq.ParquetFile(segment.path)
+        for part in file.iter_batches(EVENTS_PER_READ, find_groups(file, after)):
+            new = part.filter(pc.greater(part["sequence"], after))
+            for start in range(0, len(new), most):
+                yield from_table(pa.Table.from_batches([new.slice(start, most)]), names)
+
+
+def find_groups(file: pq.ParquetFile, after: int) -> list[int]:
+    """Return the row groups with events after the sequence `after`: whoever reads on in a segment begins there."""
+    column = file.schema_arrow.names.index("sequence")
+    last = [file.metadata.row_group(group).column(column).statistics.max for group in range(file.num_row_groups)]
+    return [group for group, sequence in enumerate(last) if sequence > after]
 
 
 @contextmanager
@@ -161,7 +169,7 @@ def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names:
 def write_table(path: Path, table: pa.Table) -> None:
     """Replace a Parquet file as a whole, readable by its owner alone."""
     with replace_durably(path) as file:
-        pq.write_table(table, file, compression="zstd")
+        pq.write_table(table, file, row_group_size=EVENTS_PER_READ, compression="zstd")
 
 
 def export_log(folder: Path, target: Path, after: int = 0) -> int:

@@ -69,6 +69,20 @@ def test_the_log_is_whole_before_and_after_compaction(writer, folder, clock):
     assert compact(writer, older_than_ms=START_MS + 4 * DAY_MS) == (0, [])
 
 
+def test_whoever_reads_on_in_a_segment_does_not_read_its_beginning_again(writer, folder, clock, monkeypatch):
+    """`live share` reads 500 events at a time: a segment of a million would be read two thousand times."""
+    monkeypatch.setattr("live.archive.EVENTS_PER_READ", 100)
+    fill(writer, clock, days=6)
+    compact(writer, older_than_ms=clock.ms)
+    (segment,) = list_segments(folder)
+    first = pq.ParquetFile(segment.path).metadata.row_group(0).column(0)
+    with segment.path.open("r+b") as file:
+        file.seek(first.dictionary_page_offset or first.data_page_offset)
+        file.write(bytes(first.total_compressed_size))
+    sequences = [sequence for part, _ in read_log(folder, after=150, most=40) for sequence in part.tolist()]
+    assert sequences == list(range(151, 301))
+
+
 def test_a_log_that_is_compacted_while_it_is_read_is_read_whole(writer, folder, clock):
     fill(writer, clock, days=6)
     sequences = []
