@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig, li
 log = logging.getLogger(__name__)
 
 VERSION_FILE, PRICES_FILE, NAMES_FILE = "version.json", "prices.npy", "item_names.json"
+KEPT_COMPILED = 2  # for each generation
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "", rep
             add_version(repository, folder, generation, config, "as exported")
         version = add_version(repository, folder, generation, values, note, repeats)
         switch_to(folder, version.number)
+        drop_compiled(folder)
     return version
 
 
@@ -239,6 +242,37 @@ def compile_current_rules(repository: Path, generation: int) -> None:
         os.rename(staging / str(generation), folder / str(number) / str(generation))
         make_durable(folder / str(number))
         staging.rmdir()
+
+
+def drop_former_rules(repository: Path) -> None:
+    """Remove what was compiled for generations that are gone, before the next one is published.
+
+    A repository that was removed and made again counts from 1 anew, and its generations must not get rules of the former ones,
+    whose items have other positions. A live store in a folder of its own choice may serve other repositories too: it is left.
+    """
+    folder = find_live_folder(repository) / FOLDER
+    if read_current_version(folder):
+        with hold_lock(folder / "lock"):
+            for path in list_compiled(folder):
+                if not (repository / ENSEMBLE / path.name).is_dir():
+                    shutil.rmtree(path)
+
+
+def drop_compiled(folder: Path) -> None:
+    """Remove compiled rules that no process reads any more: all but the latest two of each generation.
+
+    A process that just read which version is current may be opening the last but one. The caller holds the lock.
+    """
+    kept = Counter[str]()
+    for path in sorted(list_compiled(folder), key=lambda path: int(path.parent.name), reverse=True):
+        kept[path.name] += 1
+        if kept[path.name] > KEPT_COMPILED:
+            shutil.rmtree(path)
+
+
+def list_compiled(folder: Path) -> list[Path]:
+    """Return the folders of all versions with rules that were compiled for a generation."""
+    return [path for path in folder.glob("*/*") if path.is_dir() and path.parent.name.isdecimal()]
 
 
 def switch_to(folder: Path, number: int) -> None:

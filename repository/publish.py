@@ -30,7 +30,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from repository.applied_rules import compile_current_rules
+from repository.applied_rules import compile_current_rules, drop_former_rules
 from repository.challenger import read_challengers
 from repository.generations import SEALED, list_published_generations, write_pins
 from repository.lock import hold_publication_lock
@@ -217,6 +217,7 @@ class Staging:
                     f"Generation {previous} is pinned in {self.repository} now, and the new one was made beside {beside}. "
                     "Nothing was published. Make it again, so that it is compared with the present one."
                 )
+            drop_former_rules(self.repository)
             self._place(specs, serving, warmup, previous, self.generation if beside is None else beside)
             if derive_live_specs(specs):
                 compile_current_rules(self.repository, self.generation)

@@ -163,6 +163,36 @@ def test_rules_hold_for_whichever_generation_answers(repository, reader):
     assert all(not {top, second} & set(answer(pipeline, USERS)["item_ids"].ravel()) for pipeline in pipelines)
 
 
+def test_a_repository_that_is_made_again_gets_no_rules_of_the_former_one(repository, reader):
+    """Both have a generation 1, and the former one had other items at these positions."""
+    top = int(answer(Pipeline.load(repository, live=reader), USERS)["item_ids"][0, 0])
+    compiled = find_rules_folder(repository) / str(apply_rules(repository, {"blocked_items": [top]}).number) / "1"
+    shutil.rmtree(compiled)
+    shutil.copytree(find_stage_folder(repository, "rerank", 1), compiled)
+    shutil.rmtree(repository)
+    assert relayout(repository_with_kinds(), repository, "ensemble") == 1
+    assert top not in answer(Pipeline.load(repository, live=reader), USERS)["item_ids"]
+
+
+def test_versions_that_are_applied_daily_take_no_more_and_more_room(repository, reader):
+    pipeline, folder = Pipeline.load(repository, live=reader), find_rules_folder(repository)
+
+    def list_compiled() -> list[str]:
+        return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*") if path.is_dir())
+
+    for cap in range(1, 6):
+        apply_rules(repository, {"max_per_category": cap})
+    assert list_compiled() == ["5/1", "6/1"]
+    assert len(list_versions(folder)) == 6
+    answered = answer(pipeline, USERS)["item_ids"]
+    apply_rules(repository, {"max_per_category": 1})
+    revert_rules(repository)
+    assert answer(pipeline, USERS)["item_ids"].tolist() == answered.tolist()
+    for generation in (2, 3, 4):
+        assert relayout(repository_with_kinds(), repository, "ensemble") == generation
+    assert list_compiled() == ["8/2", "8/3", "8/4"]
+
+
 def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, reader, apply_file):
     relayout(repository_with_kinds(), repository, "ensemble")
     former = Pipeline.load(repository, 1, live=reader)
