@@ -53,6 +53,7 @@ def follow(state: ServerState, run_dir: Path, waits: bool = True) -> None:
     running, helpers = find_helpers(state.tag), list_helpers(state)
     kept_processes = {name: _find_supervised(helper, running) for name, helper in helpers.items()}
     processes.terminate([process for process in running if not any(process in each for each in kept_processes.values())])
+    _remove_old_logs(state, run_dir)
     for name, helper in helpers.items():
         if kept_processes[name]:
             continue
@@ -100,6 +101,14 @@ def make_log_path(state: ServerState, run_dir: Path, name: str) -> Path:
     port, (kind, _, generation) = state.ports.grpc, name.partition("-")
     file = f"updater-{port}-{generation or state.generation}.log" if kind == UPDATER else f"live-{name}-{port}.log"
     return run_dir / "logs" / file
+
+
+def _remove_old_logs(state: ServerState, run_dir: Path) -> None:
+    """Remove the logs of updaters of generations that are gone: a shop may publish one every hour."""
+    for path in (run_dir / "logs").glob(f"{UPDATER}-{state.ports.grpc}-*.log*"):
+        generation = path.name.split("-")[2].partition(".")[0]
+        if not any(state.repo.glob(f"*/{generation}")):
+            path.unlink(missing_ok=True)
 
 
 def _list_live_helpers(state: ServerState) -> dict[str, Helper]:

@@ -71,6 +71,21 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
     assert "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text()
 
 
+def test_the_logs_of_generations_that_are_gone_go_too(state, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name in ("updater-1-1.log", "updater-1-1.log.2", "updater-1-2.log", "updater-11-1.log", "live-share-1.log"):
+        (logs / name).touch()
+    publish(state.repo, 2)
+    follow(replace(state, generation=2), tmp_path)
+    assert {path.name for path in logs.iterdir()} == {
+        "live-share-1.log",
+        "updater-1-2.log",
+        "updater-1-2.log.1",
+        "updater-11-1.log",
+    }
+
+
 def test_a_challenger_has_an_updater_of_its_own_while_it_is_served(state, tmp_path, monkeypatch):
     """Otherwise its rows would grow old beside those of the champion, with which it is compared."""
     monkeypatch.setattr(revive, "MOVE_S", 0.0)
