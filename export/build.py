@@ -162,7 +162,8 @@ def read_rules(dataset: Dataset, repository: Path, settings: Settings, progress:
 def compute_features(dataset: Dataset, settings: Settings, workflow: Path | None, progress: Progress) -> Features:
     """Fit the feature plans on the whole log. workflow: where to keep NVTabular's own workflow; None: nowhere"""
     with progress.phase("features") as phase:
-        chosen, cluster = FeatureSettings(history_length=settings.pipeline.history), find_cluster(settings.dask)
+        chosen = FeatureSettings(history_length=settings.pipeline.history, session_hours=settings.live.session_hours)
+        cluster = find_cluster(settings.dask)
         seed, log = settings.pipeline.seed, dataset.interactions
         features = build_features(dataset, log, chosen, seed, workflow, cluster, progress.note_detail)
         phase.result = f"{len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items"

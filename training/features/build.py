@@ -134,7 +134,7 @@ class Features:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.user_plan.save(folder / "plan")
-        write_store(folder / "store", self.log)
+        write_store(folder / "store", self.log, self.seen.user_ids)
         np.save(folder / "item_ids.npy", self.items.ids)
         np.save(folder / "item_category.npy", self.categories.codes)
 
@@ -195,7 +195,7 @@ def build_features(
         categories=categories,
         providers=providers,
         log=log,
-        seen=collect_seen_items(train, dataset.users["user_id"].to_numpy()),
+        seen=collect_seen_items(train, log.list_remembered(settings.session_hours)),
         parity={"user": user_report, "item": item_report},
     )
 

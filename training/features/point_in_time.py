@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from serving.contract.tensors import PAD_ID
+from serving.contract.tensors import FIRST_USER_ID, PAD_ID
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import Events, UserState, build_state
 from serving.stages.features.user_store import Profiles
@@ -87,6 +87,16 @@ class EventLog:
     def find_moments_at_end(self, user_ids: np.ndarray) -> Moments:
         """Return moments whose past is the whole log, as in the store."""
         return self.find_moments_before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
+
+    def list_remembered(self, session_hours: float) -> np.ndarray:
+        """Return the users, int64 [U] ascending, whom a generation of this log remembers: all but former anonymous sessions.
+
+        session_hours: after its last event a session is forgotten; 0: never. The models learn from its events all the same.
+        """
+        user_ids = self.profiles.user_ids
+        last_s = self.compute_totals(self.find_moments_at_end(user_ids))["last_time"]
+        is_former = (user_ids < FIRST_USER_ID) & (last_s < self.as_of_s - 3_600 * session_hours)
+        return user_ids[~is_former] if session_hours else user_ids
 
     def compute_state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
         """Return the users' state at each moment. Pass slices of some ten thousand moments: the arrays are [N, H].

@@ -27,6 +27,7 @@ class FeatureSettings:
     hash_above: int = 1_000_000  # a column with more distinct values is hashed
     hash_buckets: int = 262_144
     recent_days: float = 30.0  # window of `item_recent_share`; at most a quarter of the log
+    session_hours: float = 48.0  # an anonymous session idle for so long is not stored; 0: all are
 
 
 @dataclass(frozen=True)

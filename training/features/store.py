@@ -39,13 +39,12 @@ def _make_profile_column(values: np.ndarray, kind: str) -> ProfileColumn:
     return ProfileColumn(np.append(codes + 1, 0), np.array([None, *texts], object))
 
 
-def write_store(folder: Path, log: EventLog) -> None:
-    """Write the state of every user at the end of the log, in the format of UserStore."""
+def write_store(folder: Path, log: EventLog, user_ids: np.ndarray) -> None:
+    """Write the state of users, int64 [U] ascending, at the end of the log, in the format of UserStore."""
     folder.mkdir(parents=True, exist_ok=True)
-    user_ids = log.profiles.user_ids
     # One more moment than users: PAD_ID is the unknown user, whose totals close the arrays.
     moments = log.find_moments_at_end(np.append(user_ids, PAD_ID))
-    moments.users[-1], moments.ends[-1] = len(user_ids), log.offsets[-1]
+    moments.users[-1], moments.ends[-1] = len(log.profiles.user_ids), log.offsets[-1]
     for name, values in log.compute_totals(moments).items():
         np.save(folder / f"{name}.npy", values)
     starts, ends = log.find_positive_ranges(moments)
@@ -73,7 +72,10 @@ def write_store(folder: Path, log: EventLog) -> None:
         "aggregations": [asdict(aggregation) for aggregation in aggregations],
         "event_names": log.aggregates.event_names,
         "amount": log.aggregates.amount,
-        "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
+        "profile": [
+            _save_profile(folder, number, name, column._replace(values=column.values[moments.users]))
+            for number, (name, column) in enumerate(log.profiles.columns.items())
+        ],
     }
     (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")
 
@@ -87,7 +89,8 @@ def _save_profile(folder: Path, number: int, name: str, column: ProfileColumn) -
 
 
 def collect_seen_items(events: pd.DataFrame, user_ids: np.ndarray) -> SeenItems:
-    """Return all items of every user, whatever the label. user_ids: int64 [U] ascending, with all users of the log."""
-    pairs = events[["user_id", "item_id"]].drop_duplicates().sort_values(["user_id", "item_id"])
+    """Return all items of users, int64 [U] ascending, whatever the label."""
+    pairs = events.loc[events["user_id"].isin(user_ids), ["user_id", "item_id"]]
+    pairs = pairs.drop_duplicates().sort_values(["user_id", "item_id"])
     offsets = np.searchsorted(pairs["user_id"].to_numpy(), user_ids)
     return SeenItems(user_ids, np.append(offsets, len(pairs)), pairs["item_id"].to_numpy())

@@ -145,7 +145,8 @@ def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path,
     categories = Codes.of(dataset.items["category"])
     stores = []
     for name, events in (("part", log.iloc[:300]), ("whole", log)):
-        write_store(tmp_path / name, make_event_log(dataset, events, items, categories, FeatureSettings()))
+        part = make_event_log(dataset, events, items, categories, FeatureSettings())
+        write_store(tmp_path / name, part, part.profiles.user_ids)
         stores.append(UserStore(tmp_path / name))
     rest, kinds = log.iloc[300:], EventKinds()
     writer = Writer(reader.folder, Layout(), kinds.names, GenerationSeeds(stores[0]), settings=WriterSettings(lateness_s=0))

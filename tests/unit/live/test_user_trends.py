@@ -45,7 +45,7 @@ def publish(folder: Path, data: Dataset, log: pd.DataFrame, declared: Sequence[A
     categories = Codes.of(data.items["category"])
     users = pd.DataFrame({"user_id": np.unique(log["user_id"])})
     events = EventLog(log, items, categories.codes, make_profiles(users, {}), HISTORY, aggregates)
-    write_store(folder / "store", events)
+    write_store(folder / "store", events, events.profiles.user_ids)
     np.save(folder / "item_ids.npy", items.ids)
     np.save(folder / "item_category.npy", categories.codes)
     Content.of([{}] * N_ITEMS).save(folder)

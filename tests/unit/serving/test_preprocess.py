@@ -8,9 +8,10 @@ import pytest
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.errors import ArtifactError, DependencyError
+from serving.contract.ids import session_id
 from serving.contract.tensors import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
 from serving.stages.features.user_files import UserFiles
-from serving.stages.features.user_store import UserStore
+from serving.stages.features.user_store import SeenItems, UserStore
 from serving.stages.live.content import Content
 from serving.stages.preprocess import MAX_STRING_BYTES, Preprocess
 from training.dataset import load_dataset, split_log
@@ -249,3 +250,38 @@ def test_the_files_alone_give_the_state_of_the_store(exported):
     assert got.event_count.any()
     for name, values in got._asdict().items():
         np.testing.assert_array_equal(values, getattr(wanted, name), err_msg=name)
+
+
+@pytest.mark.parametrize("hours", [48.0, 0.0])
+def test_a_generation_remembers_users_for_ever_and_sessions_for_hours(tmp_path, hours):
+    """An archive that is kept for ever would otherwise give every generation more and more visitors who never come back."""
+    shop = load_dataset("synthetic:users=60,items=60,events=1500,seed=3,context=1")
+    end_s = int(shop.interactions["timestamp"].max())
+    visits, users = shop.interactions.copy(), shop.users.copy()
+    visits.loc[visits["user_id"] == 7, "timestamp"] = end_s - 3_600
+    visits = visits.sort_values("timestamp", kind="stable", ignore_index=True)
+    for frame in (visits, users):
+        frame["user_id"] = frame["user_id"].where(
+            frame["user_id"] % 2 == 0, frame["user_id"].map(lambda each: session_id(str(each)))
+        )
+    shop = dataclasses.replace(shop, interactions=visits, users=users.sort_values("user_id", ignore_index=True))
+    features = build_features(shop, visits, FeatureSettings(history_length=H, session_hours=hours))
+    features.save_preprocess(tmp_path)
+    features.seen.save(tmp_path)
+    store, seen, last_s = UserStore(tmp_path / "store"), SeenItems.load(tmp_path), visits.groupby("user_id")["timestamp"].max()
+    expected = {user for user, at_s in last_s.items() if user > 0 or not hours or at_s >= end_s - 3_600 * hours}
+    assert session_id("7") in expected
+    assert (len(expected) < len(last_s)) == bool(hours)
+    assert set(seen.user_ids.tolist()) == expected
+    for user_id, log in visits.groupby("user_id"):
+        state, stored = store.lookup(np.array([user_id])), features.encode_users(np.array([user_id]))
+        assert state.event_count.tolist() == [len(log) if user_id in expected else 0]
+        if user_id in expected:
+            row = int(np.searchsorted(seen.user_ids, user_id))
+            assert set(seen.item_ids[seen.offsets[row] : seen.offsets[row + 1]].tolist()) == set(log["item_id"])
+            assert features.items.find_positions(state.history_ids).tolist() == stored.history_positions.tolist()
+            profiles = features.log.profiles
+            profile = profiles.take_columns(profiles.find_positions(np.array([user_id])))
+            assert {name: str(values) for name, values in state.profile.items()} == {
+                name: str(values) for name, values in profile.items()
+            }
