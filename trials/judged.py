@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -98,12 +99,16 @@ class JudgedAnswers:
         """Share of the users whose answers the last call of `read` returned."""
         return self._share
 
-    def read(self, experiment: Experiment) -> pa.Table:
-        """Return the answers since the experiment's last change, with COLUMNS and an empty `sources`. Raises ArtifactError."""
+    def read(self, experiment: Experiment, until_ms: float = inf) -> pa.Table:
+        """Return the answers since the experiment's last change, with COLUMNS and an empty `sources`. Raises ArtifactError.
+
+        until_ms: time after which gateways wrote none of its answers, unix milliseconds
+        """
         version = experiment.name, experiment.changed_ms
         if version != self._version:
             self._version, self._tables, self._share = version, {}, 1.0
-        listed = [path for path in list_exposure_files(self._folder) if parse_written_ms(path) >= experiment.changed_ms]
+        paths = list_exposure_files(self._folder)
+        listed = [path for path in paths if experiment.changed_ms <= parse_written_ms(path) <= until_ms]
         self._tables = {path: self._tables[path] for path in listed if path in self._tables}  # merged files are not listed
         count = sum(len(table) for _, table in self._tables.values())
         answer_filter = (pc.field("experiment") == experiment.name) & (pc.field("time_ms") >= experiment.changed_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from serving.live.events import EventBatch
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, INTERLEAVED_ARM, SHADOW_ARM, Experiment, Mode, read_experiment
-from trials.feedback import Feedback, join_feedback, read_events
+from trials.feedback import ATTRIBUTION_S, Feedback, join_feedback, read_events
 from trials.interleaving import CHALLENGER, CHAMPION
 from trials.judged import JudgedAnswers
 from trials.report import AnswerSummary, summarise_answers
@@ -99,14 +99,17 @@ class Progress:
 def describe_progress(folder: Path, most: int = MOST_SHOWN) -> dict[str, Any]:
     """Return the progress of the latest experiment as JSON values. Raises ArtifactError.
 
-    folder: of the live store. All its events since the experiment's start are read, which may take seconds
+    folder: of the live store. All its events since the experiment's start are read, which may take seconds; of one that is
+        over, only those until its answers get no more feedback, because it stays the latest for months
     most: answers in memory; beyond them users are left out (judged.py)
     """
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
     answers, since_ms = JudgedAnswers(folder, most), find_start_ms(experiment)
-    exposures, log = answers.read(replace(experiment, changed_ms=since_ms)), read_events(folder, since_ms)
+    until_ms = None if experiment.runs else experiment.changed_ms + int(1_000 * ATTRIBUTION_S)
+    exposures = answers.read(replace(experiment, changed_ms=since_ms), until_ms or inf)
+    log = read_events(folder, since_ms, until_ms)
     return measure_progress(experiment, exposures, log).as_json() | {"users_share": answers.share}
 
 

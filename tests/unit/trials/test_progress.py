@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from live.archive import compact, list_segments
 from live.exposures import Exposure, ExposureLog
 from serving.live.experiment import EXPERIMENT_FILE, Experiment, Mode
+from serving.live.layout import Layout
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, purchase
+from tests.unit.live.conftest import Clock
 from tests.unit.trials.logs import NOW_MS, events, exposures
 from trials.progress import LOOKS, Progress, describe_progress, measure_progress
 from trials.sequential import LEAST_OBSERVATIONS, Arm, compare_arms
@@ -67,6 +73,27 @@ def test_of_too_many_answers_whole_users_are_left_out_and_the_share_is_told(tmp_
     assert part["users_share"] in (0.5, 0.25)
     assert all(0.5 < arm["answers"] / (part["users_share"] * ANSWERS) < 1.5 for arm in part["arms"])
     assert sum(arm["answers"] for arm in part["arms"]) % 10 == 0  # each user has ten
+
+
+def test_what_came_months_after_an_experiment_is_not_read(tmp_path):
+    """The latest experiment stays the latest: otherwise the gateway's page would read more and more of the log."""
+    over = replace(SPRING, state="stopped", share=0.0, changed_ms=NOW_MS + 60_000)
+    (tmp_path / EXPERIMENT_FILE).write_text(over.write_text())
+    written_s = [NOW_MS / 1_000, NOW_MS / 1_000 + 6 * 86_400]
+    for number, at_s in enumerate(written_s):
+        log = ExposureLog(tmp_path, 1.0, keep_days=100, keep_bytes=1 << 30, now=lambda at_s=at_s: at_s)
+        log.add(Exposure(f"a{number}", NOW_MS + number, number, 1, [1, 2], [2.0, 1.0], [], SPRING.name, "champion"))
+        log.close()
+    late_ms = NOW_MS + 90 * 86_400_000
+    (tmp_path / "exposures" / f"exposures-{late_ms:013d}-1-0.parquet").write_bytes(b"not to be read")
+    clock = Clock()
+    with closing(Writer(tmp_path, Layout(), KINDS.names, now_ms=clock)) as writer:
+        for sent_ms in (NOW_MS + 2_000, late_ms - 86_400_000, late_ms):
+            clock.ms = sent_ms
+            writer.append(purchase(1, 1, NOW_MS))
+            compact(writer, sent_ms + 1)
+    list_segments(tmp_path)[-1].path.write_bytes(b"not to be read either")
+    assert [(arm["arm"], arm["answers"]) for arm in describe_progress(tmp_path)["arms"]] == [("champion", 2)]
 
 
 def test_a_look_sees_the_answers_given_until_then():
