@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_what_came_months_after_an_experiment_is_not_read(tmp_path):
     (tmp_path / EXPERIMENT_FILE).write_text(over.write_text())
     written_s = [NOW_MS / 1_000, NOW_MS / 1_000 + 6 * 86_400]
     for number, at_s in enumerate(written_s):
-        log = ExposureLog(tmp_path, 1.0, keep_days=100, keep_bytes=1 << 30, now=lambda at_s=at_s: at_s)
+        log = ExposureLog(tmp_path, 1.0, keep_days=100, keep_bytes=1 << 30, now=partial(float, at_s))
         log.add(Exposure(f"a{number}", NOW_MS + number, number, 1, [1, 2], [2.0, 1.0], [], SPRING.name, "champion"))
         log.close()
     late_ms = NOW_MS + 90 * 86_400_000
