@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.tensors import FROM_STORE, MISSING_INT, PAD_ID
+from serving.contract.tensors import FIRST_USER_ID, FROM_STORE, MISSING_INT, PAD_ID
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 
 SECONDS_PER_DAY = 86_400.0
 NO_CATEGORY = -1
+ANY_SESSION = FIRST_USER_ID - 1  # stands for every anonymous session: none comes back, and each would get an embedding row
 RECENT = 32  # favourite categories come from the last RECENT positive events
 DERIVED = ("event_count", "days_since_last_event", "days_since_first_event", "sum_weight", "mean_weight", "mean_label")
 _NO_CODES = np.empty(0, np.int32)
@@ -66,7 +67,7 @@ def derive_raw_columns(state: UserState, context: Mapping[str, np.ndarray], as_o
     totals = (state.event_count, state.sum_weight, state.sum_label, state.first_time, state.last_time)
     numbers = dict(zip(DERIVED, _derive_numbers(np.array(as_of_s, np.int64, ndmin=1), *totals), strict=True))
     return {
-        "user_id": state.user_ids,
+        "user_id": np.maximum(state.user_ids, ANY_SESSION),
         "favourite_category_1": favourites[0],
         "favourite_category_2": favourites[1],
         **numbers,

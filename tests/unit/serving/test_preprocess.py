@@ -271,6 +271,9 @@ def test_a_generation_remembers_users_for_ever_and_sessions_for_hours(tmp_path, 
     store, seen, last_s = UserStore(tmp_path / "store"), SeenItems.load(tmp_path), visits.groupby("user_id")["timestamp"].max()
     expected = {user for user, at_s in last_s.items() if user > 0 or not hours or at_s >= end_s - 3_600 * hours}
     assert session_id("7") in expected
+    sessions = features.encode_users(last_s.index.to_numpy()[last_s.index < 0]).user_categorical[:, 0]
+    assert len(set(sessions.tolist())) == 1
+    assert sessions[0] > OOV_ROW
     assert (len(expected) < len(last_s)) == bool(hours)
     assert set(seen.user_ids.tolist()) == expected
     for user_id, log in visits.groupby("user_id"):
