@@ -77,8 +77,11 @@ def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) ->
 def read_events(
     dataset: Dataset, folder: Path, before_s: int | None, ignored_ids: np.ndarray, item_ids: Iterable[int]
 ) -> tuple[list[EventBatch], list[str]]:
-    """Return the live events that continue a log, and notes of those left out. item_ids: of items that `upsert` changed"""
-    batches = [batch for _, batch in read_log(folder)]
+    """Return the live events that continue a log, and notes of those left out. item_ids: of items that `upsert` changed
+
+    Views, changes and ids of events are dropped at once: an archive may hold many times more of them than fit into memory.
+    """
+    batches = [keep_log_rows(batch) for _, batch in read_log(folder)]
     if before_s is not None:
         batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
     batches, future_note = drop_future(
@@ -201,6 +204,13 @@ def find_prompted(interactions: pd.DataFrame, folder: Path) -> np.ndarray:
         keys.append(np.stack([headers["user_id"], headers["item_id"], headers["time_ms"] // 1000], axis=1))
     prompted = pd.MultiIndex.from_arrays(np.concatenate(keys).T, names=KEY)
     return pd.MultiIndex.from_frame(interactions[KEY]).isin(prompted)
+
+
+def keep_log_rows(batch: EventBatch) -> EventBatch:
+    """Return the events that belong in the interaction log, without their ids."""
+    kept = batch.take(find_log_rows(batch.headers))
+    blanks = [b""] * len(kept)
+    return EventBatch(kept.headers, blanks, blanks, kept.columns)
 
 
 def find_log_rows(headers: np.ndarray) -> np.ndarray:

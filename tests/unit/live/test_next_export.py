@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from export.continuous.continued import continue_log
+from export.continuous.continued import continue_log, read_events
 from export.steps.live import make_event_kinds
 from live.__main__ import open_writer
 from live.archive import compact
@@ -149,6 +149,15 @@ def test_live_events_of_the_future_are_left_out(tmp_path, dataset, folder, post)
     ahead = load(tmp_path / "ahead", TOML, events=f"{EVENTS}1,11,{future_s},5,3\n", items=ITEMS, users=USERS)
     with pytest.raises(ConfigError, match="Correct the clock"):
         continue_log(ahead, folder)
+
+
+def test_an_export_keeps_in_memory_only_what_belongs_in_the_log(dataset, folder, post):
+    """The archive is kept for ever, and holds every view and every change of a price."""
+    for price in range(5):
+        post.item(10, price=price)
+    post(2, 10, 300, 4.0, store=7)
+    batches, _ = read_events(dataset, folder, None, np.empty(0, np.int64), [10])
+    assert [(batch.headers["type"].tolist(), batch.columns) for batch in batches] == [([OBSERVED], [b'{"store": 7}'])]
 
 
 def test_a_live_event_weighs_as_much_as_the_same_row_of_the_log(tmp_path, folder):
