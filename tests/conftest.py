@@ -33,6 +33,7 @@ SHARING = (
     ("tests/long/training/ranking/",),
     tuple(f"tests/server/test_{name}.py" for name in SERVED),
 )
+LONGEST = tuple(f"tests/long/test_{name}.py" for name in ("bounds", "follow", "dask", "smoke"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,14 +41,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the unit lane, whose tests often wait, beside a server lane; with the files that have the most tests in each.
+    """Begin with the unit lane, whose tests often wait, beside a server lane, and end with files of few tests, but for LONGEST.
 
     What starts last leaves a worker idle.
     """
     if all(item.nodeid.startswith("tests/server/") for item in items):
         return
     sizes = Counter(find_scope(item.nodeid) for item in items)
-    items.sort(key=lambda item: (item.nodeid.startswith("tests/long/"), -sizes[find_scope(item.nodeid)]))
+    items.sort(key=lambda item: rank_file(find_scope(item.nodeid), sizes))
+
+
+def rank_file(scope: str, sizes: Counter[str]) -> tuple[bool, bool, int]:
+    """Return the sort key of a file or group of files. sizes: its number of tests"""
+    return scope.startswith("tests/long/"), scope not in LONGEST, -sizes[scope]
 
 
 def find_scope(nodeid: str) -> str:
