@@ -1,4 +1,4 @@
-"""How long a round waits after a challenger that was not promoted."""
+"""A round waits after a challenger that was not promoted, and longer after each one."""
 
 from __future__ import annotations
 
