@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ from live.archive import list_segments
 from live.deferred import read_deferred
 from serving.contract.ids import NAME
 from serving.contract.tensors import PAD_ID
+from serving.live.admission import format_ms
 from serving.live.events import ITEM_CHANGED, USER_CHANGED
 from serving.live.reader import Change, Snapshot
 from serving.live.shared.feast_views import ITEMS_VIEW, USERS_VIEW
@@ -117,7 +117,7 @@ def describe_oldest(changes: Iterable[Change]) -> str:
 
 def format_time(time_ms: int) -> str:
     """Return a time as text; "never" for 0. time_ms: unix milliseconds"""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000)) if time_ms else "never"
+    return format_ms(time_ms) if time_ms else "never"
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

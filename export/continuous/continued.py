@@ -103,7 +103,7 @@ def drop_future(batches: Sequence[EventBatch], now_ms: int, log_until_ms: int) -
     Raises ConfigError if that log ends in the future, too, because then the clock is behind.
     """
     latest_ms = now_ms + 1_000 * AHEAD_S
-    times_ms = [batch.headers["time_ms"][find_log_rows(batch.headers)] for batch in batches]
+    times_ms = [batch.headers["time_ms"] for batch in batches]
     future_ms = np.concatenate([np.empty(0, np.int64), *(times[times > latest_ms] for times in times_ms)])
     if not len(future_ms):
         return list(batches), []
@@ -174,7 +174,7 @@ def drop_ignored(batches: Sequence[EventBatch], ignored_ids: np.ndarray) -> tupl
     if not len(ignored_ids):
         return list(batches), []
     is_ignored = [np.isin(batch.headers["item_id"], ignored_ids) for batch in batches]
-    count = sum(int(rows[find_log_rows(batch.headers)].sum()) for batch, rows in zip(batches, is_ignored, strict=True))
+    count = sum(int(rows.sum()) for rows in is_ignored)
     kept_batches = [batch.take(np.flatnonzero(~rows)) for batch, rows in zip(batches, is_ignored, strict=True)]
     return kept_batches, [f"live events left out: {count:,}, of items that ignore_items lists"] if count else []
 
@@ -184,10 +184,9 @@ def drop_unnamed(batches: Sequence[EventBatch], item_ids: np.ndarray) -> tuple[l
 
     A live event holds the hash of a text id. Without its text no answer could name the item, and a mistyped id would be one.
     """
-    logged = [batch.take(find_log_rows(batch.headers)) for batch in batches]
-    logged_ids = np.concatenate([np.empty(0, np.int64), *(batch.headers["item_id"] for batch in logged)])
+    logged_ids = np.concatenate([np.empty(0, np.int64), *(batch.headers["item_id"] for batch in batches)])
     left_out = logged_ids[~np.isin(logged_ids, item_ids)]
-    named_batches = [batch.take(np.flatnonzero(np.isin(batch.headers["item_id"], item_ids))) for batch in logged]
+    named_batches = [batch.take(np.flatnonzero(np.isin(batch.headers["item_id"], item_ids))) for batch in batches]
     if not len(left_out):
         return named_batches, []
     return named_batches, [
