@@ -166,6 +166,7 @@ class Search:
         self._indexed = np.append(available, False)
         self._unindexed: np.ndarray | None = None  # served, but not in the index; None = not listed since they changed
         self._n_withdrawn = 0  # in the index, but no longer served
+        self._servable_bits = np.packbits(self.servable, bitorder="little")
         self._catalogue = Catalogue(
             *(view_read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights))
         )
@@ -189,9 +190,7 @@ class Search:
             if self._unindexed is None:
                 self._unindexed = np.flatnonzero(self.servable & ~self._indexed)
             unindexed, n_withdrawn = self._unindexed, self._n_withdrawn
-        n_wanted += count + n_withdrawn
-        n_wanted = np.minimum(n_wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
-        near = self._find_nearest(make_index_queries(user_vectors), n_wanted)
+        near = self._find_nearest(make_index_queries(user_vectors), n_wanted + count, n_withdrawn)
         if len(unindexed):
             near = np.concatenate([near, np.broadcast_to(unindexed, (len(near), len(unindexed)))], axis=1)
         positions, scores, n_near = self._find_best(user_vectors, history, blocked, near, count)
@@ -252,6 +251,7 @@ class Search:
         with self._lock:
             self.servable[positions] = servable
             self._scratch.place[positions] = np.where(servable, FREE, NEVER)
+            set_bits(self._servable_bits, positions, servable)
             self._n_withdrawn += np.count_nonzero(indexed & ~servable) - np.count_nonzero(indexed & servable)
             if not indexed.all():
                 self._unindexed = None  # the next search lists them once, however many change before it
@@ -302,17 +302,39 @@ class Search:
             search_requests(*requests, *self._catalogue, *(scratch or self._scratch), positions, scores, n_near)
         return positions, scores, n_near
 
-    def _find_nearest(self, queries: np.ndarray, n_wanted: np.ndarray) -> np.ndarray:
-        """Return the index's positions, int64 [B, A], nearest first, -1 = none. n_wanted: int64 [B] results per request."""
-        if len(queries) == 1:
-            return self.index.search(queries, int(n_wanted[0]))[1]
-        if hasattr(self.index, "getDevice"):  # on a GPU many queries cost as much as one
+    def _find_nearest(self, queries: np.ndarray, n_wanted: np.ndarray, n_withdrawn: int) -> np.ndarray:
+        """Return the index's positions, int64 [B, A], nearest first, -1 = none.
+
+        n_wanted: int64 [B], items per request that may be served; n_withdrawn: items in the index that may not
+        """
+        most = min(MOST_ANN_RESULTS, self.index.ntotal)
+        if hasattr(self.index, "getDevice"):  # a GPU's index passes over no items, and answers many queries at the cost of one
+            n_wanted = np.minimum(n_wanted + n_withdrawn, most)
             near = self.index.search(queries, int(n_wanted.max()))[1]
             return np.where(np.arange(near.shape[1]) < n_wanted[:, None], near, -1)
+        n_wanted = np.minimum(n_wanted, most)
+        passing_over = self._pass_over_withdrawn() if n_withdrawn else None
         near = np.full((len(queries), n_wanted.max()), -1)
         for row, count in enumerate(n_wanted.tolist()):
-            near[row, :count] = self.index.search(queries[row, None], count)[1]
+            near[row, :count] = self.index.search(queries[row, None], count, params=passing_over)[1]
         return near
+
+    def _pass_over_withdrawn(self) -> Any:
+        """Return the parameters of an index search that finds only items that may be served."""
+        import faiss  # here, because stages without an index import this module too
+
+        library: Any = faiss  # whose stubs lack arguments
+        servable = faiss.IDSelectorBitmap(self.n_items, faiss.swig_ptr(self._servable_bits))
+        if inverted := library.try_extract_index_ivf(self.index):
+            return library.SearchParametersIVF(sel=servable, nprobe=inverted.nprobe)
+        return library.SearchParameters(sel=servable)
+
+
+def set_bits(bits: np.ndarray, positions: np.ndarray, values: np.ndarray) -> None:
+    """Set bits of uint8 [N], the lowest bit of a byte first, at positions, int64 [M], to values, bool [M]."""
+    masks = np.left_shift(1, positions & 7).astype(np.uint8)
+    np.bitwise_or.at(bits, positions[values] >> 3, masks[values])
+    np.bitwise_and.at(bits, positions[~values] >> 3, ~masks[~values])
 
 
 def view_read_only(array: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import itertools
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import faiss
 import numpy as np
@@ -60,12 +61,12 @@ def flat_index(vectors, available):
     return index
 
 
-def lists_index(vectors, available):
-    """Return an index that searches 2 of its 30 lists."""
+def lists_index(vectors, available, n_searched=2):
+    """Return an index that searches some of its 30 lists."""
     moved, index = make_index_vectors(vectors[available]), faiss.IndexIVFFlat(faiss.IndexFlatL2(WIDTH + 1), WIDTH + 1, 30)
     index.train(moved)
     index.add_with_ids(moved, np.flatnonzero(available))
-    index.nprobe = 2
+    index.nprobe = n_searched
     return index
 
 
@@ -168,6 +169,26 @@ def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
         positions, _ = search(users, history, blocked, 20)
     np.testing.assert_array_equal(positions, search_item_by_item(*catalogue, users, history, blocked, 20)[0])
     assert len(widened) == 1
+
+
+@pytest.mark.parametrize("make_index", [flat_index, partial(lists_index, n_searched=25)])
+def test_an_index_passes_over_items_that_are_no_longer_served(monkeypatch, make_index):
+    """However many it holds, so no request is searched exactly. No items are blocked, and no history is known."""
+    vectors, neighbours, available = random_catalogue()
+    users, history, nothing = random_requests()[0], np.full((B, HISTORY), N_ITEMS), nothing_blocked(B)
+    index = make_index(vectors, available)
+    search = Search(vectors, neighbours, available.copy(), index=index)
+    monkeypatch.setattr("serving.stages.search.search.MOST_ANN_RESULTS", 25)
+    best = np.unique(search(users, history, nothing, 25)[0])
+    search.rule_out(best)
+    searched_exactly = []
+    with called_on_return(lambda: searched_exactly.append(1), Search.search_exactly):
+        positions, _ = search(users, history, nothing, 5)
+    assert not searched_exactly
+    # the slow twin: the index's whole ranking, without those items
+    ranked = index.search(make_index_queries(users), index.ntotal)[1]
+    for row in range(B):
+        assert positions[row].tolist() == [item for item in ranked[row].tolist() if item not in set(best)][:5]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
