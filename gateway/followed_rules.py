@@ -22,7 +22,7 @@ class FollowedRules:
 
     def __init__(self, live_folder: Path, published: Published) -> None:
         self._item_ids = published.item_ids
-        self._applied = AppliedRules(live_folder / FOLDER, published.generation, published.rules)
+        self._applied = AppliedRules(live_folder / FOLDER, published.generation, published.item_ids, published.rules)
         self._use(published.rules)
         self._fault = ""
 

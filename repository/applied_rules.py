@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +33,11 @@ from serving.contract.tensors import ENSEMBLE
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder, make_folder
-from serving.stages.rules.applied import CURRENT_FILE, FOLDER, read_current_version
+from serving.stages.rules.applied import CURRENT_FILE, FOLDER, name_catalogue, read_current_version
 from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig, list_wire_ids
+
+if TYPE_CHECKING:
+    from serving.stages.features.ids import ItemIndex
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +191,6 @@ def add_version(
                 compile_for_generation(repository, staging, other, values)
             except (ConfigError, ArtifactError) as error:
                 misfits[str(other)] = str(error).removeprefix("rules: ")
-                shutil.rmtree(staging / str(other), ignore_errors=True)
     version = Version(number, dict(values), note, shop, generation, time.time(), misfits, repeats)
     (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
     make_durable(staging / VERSION_FILE)
@@ -199,62 +201,84 @@ def add_version(
 
 
 def compile_for_generation(repository: Path, version_folder: Path, generation: int, values: Mapping[str, Any]) -> None:
-    """Compile rules for a generation into `version_folder`/<generation>, durably. Raises ConfigError where they do not fit."""
+    """Compile rules for a generation into a folder of `version_folder`, durably, or not at all.
+
+    Raises ConfigError where they do not fit, ArtifactError for a damaged generation.
+    """
     # imported late: a server's supervisor imports this module too, and needs no compiled loops
-    from serving.stages.features.ids import ItemIndex
     from serving.stages.rules.rules import Rules
 
-    compiled = version_folder / str(generation)
-    compile_rules(compiled, RulesConfig.from_dict(values), **read_catalogue(repository, generation))
-    items = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy")
-    insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
-    Rules.load(compiled, generation)
-    for path in (*compiled.iterdir(), compiled):
-        make_durable(path)
+    items = load_items(repository, generation)
+    compiled = version_folder / name_catalogue(generation, items.ids)
+    try:
+        compile_rules(compiled, RulesConfig.from_dict(values), **read_catalogue(repository, generation))
+        insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
+        Rules.load(compiled, generation)
+        for path in (*compiled.iterdir(), compiled):
+            make_durable(path)
+    except BaseException:
+        shutil.rmtree(compiled, ignore_errors=True)
+        raise
 
 
-def compile_current_rules(repository: Path, generation: int) -> None:
-    """Compile the current rules for a generation that was just published: they may have changed while it was trained.
+def compile_current_rules(repository: Path) -> None:
+    """Compile the current rules for the published generations that lack them.
 
-    A generation that was exported with the same rules needs none. If the current rules do not fit the generation, a warning is
-    logged, and it keeps the rules of its export.
+    Rules may have changed while a generation was trained, and a live store may come from a backup or from another repository.
+    If the current rules do not fit a generation, a warning is logged, and it keeps the rules that it has.
     """
     folder = find_rules_folder(repository)
     if not read_current_version(folder):
         return
     with hold_lock(folder / "lock"):
-        number, rerank = read_current_version(folder), find_stage_folder(repository, "rerank", generation)
-        current = Version.read(folder / str(number))
-        exported = json.loads((rerank / CONFIG_FILE).read_text(encoding="utf-8"))
-        same = RulesConfig.from_dict(exported) == RulesConfig.from_dict(current.values)
-        if current.shop != read_stage(rerank).shop or same or (folder / str(number) / str(generation)).is_dir():
-            return
-        staging = folder / f".{number}"
-        shutil.rmtree(staging, ignore_errors=True)
-        try:
-            compile_for_generation(repository, staging, generation, current.values)
-        except (ConfigError, ArtifactError) as error:
-            log.warning(
-                "generation %d keeps the rules of its export, because version %d does not fit: %s", generation, number, error
-            )
-            return
-        copy_owner(staging, folder.parent)
-        os.rename(staging / str(generation), folder / str(number) / str(generation))
-        make_durable(folder / str(number))
-        staging.rmdir()
+        number = read_current_version(folder)
+        current, staging = Version.read(folder / str(number)), folder / f".{number}"
+        for generation in list_published_generations(repository):
+            try:
+                if not is_compiled(repository, folder, generation, current):
+                    compile_for_generation(repository, staging, generation, current.values)
+            except (ConfigError, ArtifactError) as error:
+                log.warning("generation %d keeps its rules, because version %d does not fit it: %s", generation, number, error)
+        if staging.exists():
+            copy_owner(staging, folder.parent)
+            for path in staging.iterdir():
+                os.rename(path, folder / str(number) / path.name)
+            staging.rmdir()
+            make_durable(folder / str(number))
+
+
+def is_compiled(repository: Path, folder: Path, generation: int, version: Version) -> bool:
+    """Return whether a generation has a version of the rules, or needs none: its export had the same, or it is another shop's.
+
+    folder: that of the rules. Raises ConfigError and ArtifactError.
+    """
+    rerank = find_stage_folder(repository, "rerank", generation)
+    name = name_catalogue(generation, load_items(repository, generation).ids)
+    compiled = {path.parent.name for path in list_compiled(folder) if path.name == name}
+    if version.shop != read_stage(rerank).shop or str(version.number) in compiled:
+        return True
+    exported = RulesConfig.load(rerank / CONFIG_FILE)
+    return not compiled and exported == RulesConfig.from_dict(version.values)  # earlier rules would hold before exported ones
+
+
+def load_items(repository: Path, generation: int) -> ItemIndex:
+    """Return the items of a generation. Raises ArtifactError."""
+    from serving.stages.features.ids import ItemIndex
+
+    return ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy")
 
 
 def drop_former_rules(repository: Path) -> None:
     """Remove what was compiled for generations that are gone, before the next one is published.
 
-    A repository that was removed and made again counts from 1 anew, and its generations must not get rules of the former ones,
-    whose items have other positions. A live store in a folder of its own choice may serve other repositories too: it is left.
+    A repository that was removed and made again counts from 1 anew, and its items may have other prices and categories than
+    those of the former one. A live store in a folder of its own choice may serve other repositories too: it is left.
     """
     folder = find_live_folder(repository) / FOLDER
     if read_current_version(folder):
         with hold_lock(folder / "lock"):
             for path in list_compiled(folder):
-                if not (repository / ENSEMBLE / path.name).is_dir():
+                if not (repository / ENSEMBLE / path.name.partition("-")[0]).is_dir():
                     shutil.rmtree(path)
 
 
@@ -287,11 +311,10 @@ def switch_to(folder: Path, number: int) -> None:
 
 def read_catalogue(repository: Path, generation: int) -> dict[str, Any]:
     """Return a generation's catalogue as arguments of `compile_rules`. Raises ArtifactError."""
-    from serving.stages.features.ids import ItemIndex
     from serving.stages.live.content import NO_GROUP, Content
 
     folder = find_stage_folder(repository, "rerank", generation)
-    content, ids = Content.load(folder), ItemIndex.load(folder / "item_ids.npy").ids
+    content, ids = Content.load(folder), load_items(repository, generation).ids
     names = find_stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE
     category, provider = (
         [None if code == NO_GROUP else known[code] for code in codes.tolist()]

@@ -220,7 +220,7 @@ class Staging:
             drop_former_rules(self.repository)
             self._place(specs, serving, warmup, previous, self.generation if beside is None else beside)
             if derive_live_specs(specs):
-                compile_current_rules(self.repository, self.generation)
+                compile_current_rules(self.repository)
             held_generations = self._find_held(self.repository)
             if held_generations is not None:  # a server that does not answer may hold any: the next publication prunes
                 newest = list_published_generations(self.repository)[-self._keep :]

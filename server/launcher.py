@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from tritonclient.utils import InferenceServerException
 
+from repository.applied_rules import compile_current_rules
 from repository.generations import read_pinned_to
 from repository.triton.models import (
     Model,
@@ -46,7 +47,8 @@ from server.start.tls import ServerTls
 from server.start.tracing import trace_options
 from server.state import ServerState
 from server.status import health, log
-from serving.contract.errors import ServerError
+from serving.contract.errors import RecommenderError, ServerError
+from serving.contract.tensors import OBSERVE
 
 READY_TIMEOUT_S = 300.0
 STALLED_AFTER_S = 60.0
@@ -155,6 +157,7 @@ class TritonServer:
         clear_stale(self.run_dir)
         check_free(self.ports)
         check_memory(models)
+        self._compile_rules(models)
         settings: dict[str, int | bool | str] = dict(self._former.settings) if self._former else {}
         settings |= {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
         settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder, "follow_pin": self.follow_pin}
@@ -204,6 +207,14 @@ class TritonServer:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    def _compile_rules(self, models: list[Model]) -> None:
+        """Give each generation the rules in effect, which it may lack where the live store comes from a backup."""
+        if any(model.name == OBSERVE for model in models):
+            try:
+                compile_current_rules(self.repo)
+            except (OSError, RecommenderError) as error:
+                print(f"warning: a generation that lacks the shop's current rules serves others: {error}", file=sys.stderr)
 
     def _launch(self, models: list[Model], facts: Mapping[str, Any]) -> None:
         wheel = find_wheel()

@@ -154,7 +154,7 @@ class Rerank:
         rules = self.outputs.rules
         arrays = ListedItems(self.content, self.inputs.item_vectors, rules, self.lists.items)
         exported = Rules(rules.config, rules.items, self.info.generation)
-        applied = AppliedRules(reader.folder / RULES_FOLDER, self.info.generation, exported)
+        applied = AppliedRules(reader.folder / RULES_FOLDER, self.info.generation, self.lists.items.ids, exported)
         return replace(self, live_items=LiveItems(reader, self.lists.items, self.content, arrays), applied=applied)
 
     def find_faults(self, inputs: Arrays) -> dict[int, str]:

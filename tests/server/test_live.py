@@ -25,6 +25,7 @@ from perf.live.shop import Shop
 from perf.live.visible import Events, Probes, ask_first_items, run_round
 from perf.observe import read_samples
 from perf.target import read_site
+from repository.applied_rules import apply_rules, find_rules_folder
 from server.helpers import generation_helpers
 from server.launcher import TritonServer
 from server.processes import find_members
@@ -41,14 +42,23 @@ from tests.repositories import SERVED_DATA
 from tests.server.support.requests import infer_tensors, tensor
 from training.dataset import load_dataset
 
-USER = 7
+USER, STRANGER = 7, 123_456_789
 NEW_ITEM = 1_000_000
+
+
+def answer_stranger(repository: Path) -> list[int]:
+    """Return the items that an unknown user gets by the exported rules."""
+    return list(map(int, Pipeline.load(repository)({"user_id": np.array([[STRANGER]])})["item_ids"][0]))
 
 
 @pytest.fixture(scope="module")
 def live_repository(fused_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy whose live store belongs to this module."""
-    return Path(shutil.copytree(fused_repository, tmp_path_factory.mktemp("live") / "model_repository"))
+    """A copy whose live store belongs to this module, with rules that were compiled for another repository alone."""
+    repository = Path(shutil.copytree(fused_repository, tmp_path_factory.mktemp("live") / "model_repository"))
+    version = apply_rules(repository, {"blocked_items": answer_stranger(repository)[:1]})
+    for compiled in (find_rules_folder(repository) / str(version.number)).glob("*/"):
+        compiled.rename(compiled.with_name("1-0123456789abcdef"))
+    return repository
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +110,11 @@ def test_served_answers_equal_those_of_this_process_on_the_same_store(live_clien
     served = [recommend(live_client, int(user)) for user in users]
     assert [answer["item_ids"][0].tolist() for answer in served] == expected["item_ids"].tolist()
     np.testing.assert_allclose(np.concatenate([answer["scores"] for answer in served]), expected["scores"], atol=1e-6)
+
+
+def test_a_server_compiles_the_rules_in_effect_that_its_generations_lack(live_client, live_repository):
+    top = answer_stranger(live_repository)[0]  # which these rules block
+    assert top not in recommend(live_client, STRANGER)["item_ids"]
 
 
 def test_a_malformed_event_fails_alone(live_client):

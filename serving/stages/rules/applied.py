@@ -2,7 +2,7 @@
 
     <live store>/rules/current.json              the version in use
     <live store>/rules/<version>/version.json   the rules as they were written
-    <live store>/rules/<version>/<generation>/   compiled against a generation's catalogue, as in its version folder
+    <live store>/rules/<version>/<catalogue>/    compiled against a generation's catalogue (`name_catalogue`)
 
 If the current version does not fit a generation, that generation uses the latest earlier version that was compiled for it. If
 there is none, it uses the rules that it was exported with.
@@ -10,11 +10,14 @@ there is none, it uses the rules that it was exported with.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+import numpy as np
 
 from serving.contract.errors import ArtifactError
 
@@ -47,6 +50,15 @@ def read_current_version(folder: Path) -> int:
         raise make_unreadable(path, error) from error
 
 
+def name_catalogue(generation: int, item_ids: np.ndarray) -> str:
+    """Return the folder name of rules that were compiled for a generation. item_ids: int64 [n_known], its items by position
+
+    Repositories that share a live store, and one that was made again, have generations of equal number and other items.
+    """
+    digest = hashlib.sha256(item_ids.astype(np.int64).tobytes()).hexdigest()
+    return f"{generation}-{digest[:16]}"
+
+
 def make_unreadable(path: Path, error: Exception) -> ArtifactError:
     """Return the error for a file of rules that cannot be read, often because root applied them for another user's server."""
     return ArtifactError(
@@ -57,15 +69,21 @@ def make_unreadable(path: Path, error: Exception) -> ArtifactError:
 
 @dataclass
 class AppliedRules(Generic[AnyRules]):
-    """Follows the current version for one generation. folder: that of the rules; exported: rules of the generation itself"""
+    """Follows the current version for one generation.
+
+    folder: that of the rules; item_ids: int64 [n_known], the generation's items; exported: rules of the generation itself
+    """
 
     folder: Path
     generation: int
+    item_ids: InitVar[np.ndarray]
     exported: AnyRules
+    _catalogue: str = field(default="", init=False)
     _stamp: tuple[int, int] = field(default=(0, 0), init=False)
     _current: str = field(default="", init=False)  # a text, because every answer looks at it
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, item_ids: np.ndarray) -> None:
+        self._catalogue = name_catalogue(self.generation, item_ids)
         self._current = str(self.folder / CURRENT_FILE)
 
     def read_if_new(self) -> AnyRules | None:
@@ -80,7 +98,7 @@ class AppliedRules(Generic[AnyRules]):
         if stamp == self._stamp:
             return None
         numbers = range(read_current_version(self.folder), 0, -1)
-        fitting = (self.folder / str(number) / str(self.generation) for number in numbers)
+        fitting = (self.folder / str(number) / self._catalogue for number in numbers)
         compiled = next((folder for folder in fitting if folder.is_dir()), None)
         rules = self.exported if compiled is None else type(self.exported).load(compiled, self.generation)
         if rules.n_items != self.exported.n_items:

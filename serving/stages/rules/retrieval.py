@@ -55,7 +55,7 @@ class RetrievalRules:
 
     def with_applied(self, live_folder: Path, generation: int) -> RetrievalRules:
         """Return a copy that follows the rules applied to the live store in a folder."""
-        return replace(self, applied=AppliedRules(live_folder / FOLDER, generation, self.named))
+        return replace(self, applied=AppliedRules(live_folder / FOLDER, generation, self.items.ids, self.named))
 
     def follow(self, search: Search) -> None:
         """Let a searcher find what the rules in effect allow. Raises ArtifactError when new rules cannot be read."""

@@ -34,8 +34,8 @@ from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import FOLDER as CONTENT_FOLDER
-from serving.stages.rules.applied import CURRENT_FILE, AppliedRules
-from serving.stages.rules.config import ITEM_RULES, RulesConfig
+from serving.stages.rules.applied import CURRENT_FILE, AppliedRules, name_catalogue
+from serving.stages.rules.config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, RulesConfig
 from serving.stages.rules.retrieval import NamedItems
 from serving.stages.rules.rules import Rules
 from tests.present import present
@@ -63,6 +63,12 @@ def apply_file(repository, tmp_path) -> Callable[..., str]:
         return call("apply", path, repository=repository, code=code)
 
     return apply
+
+
+def find_compiled(repository: Path, version: Version, generation: int = 1) -> Path:
+    """Return the folder of a version's rules as compiled for a generation, whether it is there or not."""
+    item_ids = ItemIndex.load(find_stage_folder(repository, "rerank", generation) / "item_ids.npy").ids
+    return find_rules_folder(repository) / str(version.number) / name_catalogue(generation, item_ids)
 
 
 def name_items(repository: Path) -> None:
@@ -166,7 +172,7 @@ def test_rules_hold_for_whichever_generation_answers(repository, reader):
 def test_a_repository_that_is_made_again_gets_no_rules_of_the_former_one(repository, reader):
     """Both have a generation 1, and the former one had other items at these positions."""
     top = int(answer(Pipeline.load(repository, live=reader), USERS)["item_ids"][0, 0])
-    compiled = find_rules_folder(repository) / str(apply_rules(repository, {"blocked_items": [top]}).number) / "1"
+    compiled = find_compiled(repository, apply_rules(repository, {"blocked_items": [top]}))
     shutil.rmtree(compiled)
     shutil.copytree(find_stage_folder(repository, "rerank", 1), compiled)
     shutil.rmtree(repository)
@@ -178,7 +184,7 @@ def test_versions_that_are_applied_daily_take_no_more_and_more_room(repository, 
     pipeline, folder = Pipeline.load(repository, live=reader), find_rules_folder(repository)
 
     def list_compiled() -> list[str]:
-        return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*") if path.is_dir())
+        return sorted(str(path.relative_to(folder)).partition("-")[0] for path in folder.glob("*/*") if path.is_dir())
 
     for cap in range(1, 6):
         apply_rules(repository, {"max_per_category": cap})
@@ -210,12 +216,41 @@ def test_a_generation_that_new_rules_do_not_fit_keeps_those_before(repository, r
 def test_a_published_generation_gets_the_rules_in_effect_unless_it_is_another_shops(repository):
     """As `export` does after a publication."""
     version = apply_rules(repository, {"max_per_category": 3})
-    folder = find_rules_folder(repository) / str(version.number)
+    compiled = find_compiled(repository, version)
     for shop in ("another shop", version.shop):
-        shutil.rmtree(folder / "1", ignore_errors=True)
-        (folder / VERSION_FILE).write_text(json.dumps(vars(version) | {"shop": shop}))
-        compile_current_rules(repository, 1)
-        assert (folder / "1").exists() == (shop == version.shop)
+        shutil.rmtree(compiled, ignore_errors=True)
+        (compiled.parent / VERSION_FILE).write_text(json.dumps(vars(version) | {"shop": shop}))
+        compile_current_rules(repository)
+        assert compiled.exists() == (shop == version.shop)
+
+
+def test_rules_compiled_for_the_items_of_another_repository_are_not_used(repository, reader):
+    """Its live store may be this one's now: both repositories have a generation 1."""
+    relayout(repository_with_kinds(), repository, "ensemble")
+    top = int(answer(Pipeline.load(repository, live=reader), USERS)["item_ids"][0, 0])
+    version = apply_rules(repository, {"blocked_items": [top]})
+    for generation in (1, 2):
+        compiled = find_compiled(repository, version, generation)
+        others = np.load(compiled / ITEMS_FILE)
+        others["blocked"][:-1] = ~others["blocked"][:-1]
+        np.save(compiled / ITEMS_FILE, others)
+        os.rename(compiled, compiled.with_name(name_catalogue(generation, np.arange(len(others) - 1))))
+    pipelines = [Pipeline.load(repository, generation, live=reader) for generation in (1, 2)]
+    assert all(answer(pipeline, USERS)["item_ids"][0, 0] == top for pipeline in pipelines)  # with the exported rules
+    compile_current_rules(repository)  # as a server does before it starts
+    for generation in (1, 2):
+        assert top not in answer(Pipeline.load(repository, generation, live=reader), USERS)["item_ids"]
+
+
+def test_a_generation_that_is_damaged_keeps_no_other_from_the_current_rules(repository, caplog):
+    relayout(repository_with_kinds(), repository, "ensemble")
+    version = apply_rules(repository, {"max_per_category": 3})
+    for generation in (1, 2):
+        shutil.rmtree(find_compiled(repository, version, generation))
+    (find_stage_folder(repository, "rerank", 1) / CONFIG_FILE).write_text("{")
+    compile_current_rules(repository)
+    assert [find_compiled(repository, version, generation).exists() for generation in (1, 2)] == [False, True]
+    assert "generation 1 keeps its rules, because version 2 does not fit it: rules: " in caplog.text
 
 
 def test_versions_are_listed_from_the_oldest_to_the_latest_without_one_that_was_only_begun(tmp_path):
@@ -311,7 +346,7 @@ def test_rules_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path, text):
         (folder / CURRENT_FILE).write_text(text)
     exported = Rules(RulesConfig(), np.zeros(3, ITEM_RULES))
     with pytest.raises(ArtifactError, match=r"current\.json cannot be read.*as that user"):
-        AppliedRules(folder, 1, exported).read_if_new()
+        AppliedRules(folder, 1, np.arange(2), exported).read_if_new()
 
 
 def test_pins_that_cannot_be_read_are_an_error_with_a_remedy():
