@@ -125,6 +125,13 @@ def view_writable(array: np.ndarray) -> np.ndarray:
     return view
 
 
+def view_read_only(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view, as `open_array` returns, so that loops are compiled for one array type only."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def open_checked_array(folder: Path, name: str, dtype: str | np.dtype, *shape: int | None) -> np.ndarray:
     """Return `<name>.npy` as `open_array` does, for compiled loops, which check no bounds. None in `shape` is any length.
 

@@ -259,7 +259,7 @@ class Rank:
         """Return the stage with a live store attached, whose new and changed items it ranks."""
         inputs = self.inputs
         item_arrays = (inputs.item_rows, inputs.item_numbers)
-        features = ItemFeatures(self.item_plan, *item_arrays)
+        features = ItemFeatures(self.item_plan, *item_arrays).compile_loops()
         as_of_s = inputs.settings.as_of_s
         trends = self.trends.compile_loops() if self.trends else None
         user_categories = inputs.user_categories.compile_loops() if inputs.user_categories else None

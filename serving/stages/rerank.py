@@ -23,7 +23,7 @@ from serving.stages.features.coverage import ShownWindow
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.probes import find_asked
 from serving.stages.live.catalogue.items import LiveItems
-from serving.stages.live.catalogue.listed_items import ListedItems, explore_newcomers
+from serving.stages.live.catalogue.listed_items import ListedItems, explore_newcomers, keep_candidates
 from serving.stages.live.content import Content
 from serving.stages.rules.applied import FOLDER as RULES_FOLDER
 from serving.stages.rules.applied import AppliedRules
@@ -107,6 +107,12 @@ class RerankOutputs:
             "stage_ms": np.zeros((len(lineage), len(STAGES)), np.float32),  # the adapter knows when a stage ends
         }
 
+    def compile_loops(self) -> None:
+        """Run the loops for new items once, so that no request waits for them to be compiled."""
+        no_columns, no_item = np.full((1, self.items_returned), -1), np.array([[self.items.n_items]])
+        keep_candidates(no_item.copy(), np.zeros((1, 1), bool))
+        self.explore(no_columns, np.ones(no_columns.shape, np.float32), no_item, np.zeros(1, np.int64))
+
     def explore(self, columns: np.ndarray, propensities: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:
         """Put new items into some of the lists.
 
@@ -154,6 +160,7 @@ class Rerank:
         rules = self.outputs.rules
         arrays = ListedItems(self.content, self.inputs.item_vectors, rules, self.lists.items)
         exported = Rules(rules.config, rules.items, self.info.generation)
+        self.outputs.compile_loops()
         applied = AppliedRules(reader.folder / RULES_FOLDER, self.info.generation, self.lists.items.ids, exported)
         return replace(self, live_items=LiveItems(reader, self.lists.items, self.content, arrays), applied=applied)
 

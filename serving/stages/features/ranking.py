@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import literal_unroll
 
+from serving.contract.artifacts import view_read_only
 from serving.loops.compiled import compiled
 from serving.loops.read_ahead import read_ahead
 from serving.stages.features.item_statistics import HORIZONS_DAYS, VIEWS, ItemStatistics
@@ -89,7 +90,7 @@ def compute_pair_numbers(
     with statistics.lock:
         write_pairs(
             *statistics.loop_arguments,
-            item_numbers,
+            view_read_only(item_numbers),
             np.ascontiguousarray(history, np.int64),
             np.ascontiguousarray(history_age_days, np.float32),
             np.ascontiguousarray(candidates, np.int64),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.contract.artifacts import view_read_only
 from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.passes import Passes, mix_bits, serve
 from serving.stages.rules.stored import StoredRules
@@ -28,7 +29,7 @@ class Rules:
     def __init__(self, config: RulesConfig, items: np.ndarray, generation: int = 0) -> None:
         """items: ITEM_RULES [n_items + 1], the padding row last; generation: part of the exploration's seed."""
         self.config = config
-        self.items = items
+        self.items = view_read_only(items)
         explored, floor = config.exploration, config.provider_floor
         self._passes = Passes(
             diversity=float(config.diversity),

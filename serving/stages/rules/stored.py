@@ -33,7 +33,7 @@ class StoredRules(NamedTuple):
                 f"{folder / ITEMS_FILE} holds {items.dtype} {items.shape}; expected one ITEM_RULES record per item. "
                 "It comes from another version of this project: export the repository again."
             )
-        items = items.view(np.ndarray)
+        items = items.view(ITEM_RULES, np.ndarray)  # aligned, which the file's header does not say
         behind = items["behind"][~items["blocked"]]  # `cap` would drop an item with any other value
         check_range(f"{folder / ITEMS_FILE}, field behind,", behind, ABOVE_PRICE_CAP, first=OVER_CAP)
         return cls(config, items, generation)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, check_range, open_checked_array
+from serving.contract.artifacts import REMEDY, check_range, open_checked_array, view_read_only
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import Sources
 from serving.loops.compiled import compiled
@@ -158,7 +158,7 @@ class Search:
 
         The index holds the available items only.
         """
-        self.item_vectors, self.neighbours, self.index = item_vectors, neighbours, index
+        self.item_vectors, self.neighbours, self.index = view_read_only(item_vectors), neighbours, index
         self.n_items = len(item_vectors)
         self.available = np.append(available, False)  # the padding row is never served
         self.servable = self.available.copy()  # without what is ruled out
@@ -167,9 +167,7 @@ class Search:
         self._unindexed: np.ndarray | None = None  # served, but not in the index; None = not listed since they changed
         self._n_withdrawn = 0  # in the index, but no longer served
         self._servable_bits = np.packbits(self.servable, bitorder="little")
-        self._catalogue = Catalogue(
-            *(view_read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights))
-        )
+        self._catalogue = Catalogue(self.item_vectors, *map(view_read_only, (neighbours.positions, neighbours.weights)))
         self._scratch, self._lock = Scratch.of(self.servable), threading.Lock()
         # The whole catalogue, in the shape of an index's results, so that one compiled loop serves both.
         self._everything = np.arange(self.n_items)[None]
@@ -296,6 +294,7 @@ class Search:
         batch = len(user_vectors)
         positions, scores = np.empty((batch, count), np.int64), np.empty((batch, count), np.float32)
         n_near = np.empty(batch, np.int64)
+        history = history.astype(np.int64, copy=False)  # training has int32: one more type to compile the loops for
         weights = compute_recency_weights(history, self.n_items)
         requests = (np.ascontiguousarray(user_vectors), history, weights, *blocked, near)
         with self._lock:
@@ -335,10 +334,3 @@ def set_bits(bits: np.ndarray, positions: np.ndarray, values: np.ndarray) -> Non
     masks = np.left_shift(1, positions & 7).astype(np.uint8)
     np.bitwise_or.at(bits, positions[values] >> 3, masks[values])
     np.bitwise_and.at(bits, positions[~values] >> 3, ~masks[~values])
-
-
-def view_read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only view, like that of a mapped file, so that loops are compiled for one array type only."""
-    view = array.view()
-    view.flags.writeable = False
-    return view

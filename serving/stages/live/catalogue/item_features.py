@@ -36,6 +36,12 @@ class ItemFeatures:
         """(array, column in it, name of the source column, plan of this column alone) of each feature column."""
         return [*self._list_categories(), *self._list_numbers()]
 
+    def compile_loops(self) -> ItemFeatures:
+        """Run the compiled loops once, so that no request waits for them to be compiled. Return itself."""
+        for _, _, source, plan in self._columns:
+            encode_value(plan, source, None)
+        return self
+
     def _list_categories(self) -> Iterator[tuple[np.ndarray, int, str, Plan]]:
         for slot, column in enumerate(self.plan.categorical):
             if slot >= FIRST_SLOT and column.kind != "hash":

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from serving.contract.artifacts import view_read_only
 from serving.contract.errors import DependencyError
 from serving.contract.measurements import Histogram
 from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, PAD_ID, Degraded
@@ -232,8 +233,8 @@ class LiveSeen:
 
 
 def as_columns(pairs: np.ndarray) -> np.ndarray:
-    """Return PAIR [P] as int64 [P, 2]: user, item. The type is the same for every P, so numba compiles the loop only once."""
-    return pairs.view(np.int64).reshape(-1, 2)
+    """Return PAIR [P] as int64 [P, 2]: user, item. The type is the same for all, so numba compiles the loop only once."""
+    return view_read_only(pairs.view(np.int64).reshape(-1, 2))
 
 
 @compiled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from serving.contract.artifacts import view_writable
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.catalogue import candidates
 from serving.stages.live.catalogue.candidates import SearchedItems, lift_popular
@@ -98,7 +99,7 @@ def test_those_that_sell_best_are_scored_whenever_they_sold_also_after_a_restart
     restarted = make_items()
     restarted.update_sales(sales, None)
     assert restarted.lifted.tolist() == items.lifted.tolist()
-    restarted.search.item_vectors[items.lifted[0], -1] = -50
+    view_writable(restarted.search.item_vectors)[items.lifted[0], -1] = -50
     restarted.update_sales(sales, None)
     assert restarted.lifted.tolist() == find_trending(restarted) != items.lifted.tolist()
 
