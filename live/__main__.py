@@ -321,7 +321,9 @@ def find_store(repo: Path) -> Path:
     """
     folder, _ = find_live_place(repo)
     if not Reader(folder).exists():
-        raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
+        raise ConfigError(
+            f"There is no live store in {folder}. A server makes it when it starts on the repository. Name another with --repo."
+        )
     wait_for_writers(folder)
     return folder
 

@@ -305,7 +305,7 @@ def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     """Return the manifest of a published generation. Raises ConfigError where it is not published, ArtifactError."""
     published = list_published_generations(repo)
     if generation not in published:
-        raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}.")
+        raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}. Name one of these.")
     return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
 
 

@@ -2,7 +2,7 @@
 
 Inference, health, metadata and configurations are open to everyone who reaches a port. Requests that could run code, stop
 the server or silence it (RESTRICTED) need the key as a header. Every start makes a new key. It is in a file of mode 0600, named
-after the server's gRPC address, so that only commands of this checkout find it.
+after the server's gRPC address, in the folder of this checkout: commands of another checkout do not find it.
 """
 
 from __future__ import annotations

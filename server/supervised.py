@@ -45,7 +45,7 @@ def start_supervised(
 
 
 def wait_for_start(process: subprocess.Popen, log_path: Path, word: str, timeout_s: float) -> str:
-    """Wait until a log has the word by which a process says that it started. Return "" then, and otherwise its last line.
+    """Wait until a log has the word by which a process says that it started. Return "", or the log's last line if it did not.
 
     The supervisor writes to the same log as soon as the process has ended.
     """

@@ -25,7 +25,7 @@ class Degraded(IntFlag):
 
     NONE = 0
     PREPROCESS = 1  # the feature store did not answer
-    RETRIEVE = 2  # fewer candidates than asked for, though neither a category nor items to choose from were
+    RETRIEVE = 2  # fewer candidates than an answer has places, in a request without `category` and `among`
     RANK = 4
     RERANK = 8
     LIVE = 16  # the live state is behind `after`, or cannot be read
@@ -42,4 +42,4 @@ class Sources(IntFlag):
     LIVE_SALES = 16  # sold since the export, for users without a history
     LIVE_PAIRS = 32  # bought together with an item of the history since the export
     NEW_ITEMS = 64  # added since the export
-    POPULAR = 128  # sells more than the mean item
+    POPULAR = 128  # sold more than the mean item, or one of the gateway's own popular items

@@ -110,13 +110,14 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
 def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
     """Return the program's output. It is started again, with a warning, when it does not end within `limit_s`, or is UNSTABLE.
 
+    private_header: hidden from other users of the machine, unlike an argument
     Raises ServerError when it cannot be started, or does not end in any of its attempts.
     """
-    header = (["-H"], [private_header]) if private_header else ([], [])
+    header_option, private_values = (["-H"], [private_header]) if private_header else ([], [])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            process = start_privately([*arguments, *header[0]], header[1], build_perf_analyzer_env(), **pipes)
+            process = start_privately([*arguments, *header_option], private_values, build_perf_analyzer_env(), **pipes)
         except OSError as error:
             raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
         with process:
@@ -149,7 +150,10 @@ class Requests:
 
 
 def parse_export(text: str) -> Requests:
-    """Return the times of one level's export. Requests count when their answers arrived within the windows."""
+    """Return the times of one level's export. Requests count when their answers arrived within the windows.
+
+    Raises ServerError for an export of another form, and when nothing was answered in one of the windows.
+    """
     try:
         (experiment,) = json.loads(text)["experiments"]
         bounds_ns = np.array(experiment["window_boundaries"], np.int64)
@@ -168,6 +172,6 @@ def parse_export(text: str) -> Requests:
 
 
 def extract_complaints(output: str) -> str:
-    """Return its error lines, without the echoed settings."""
+    """Return the error lines of perf_analyzer's output, or the end of the output if it has none."""
     lines = [line.strip() for line in output.splitlines() if any(word in line.lower() for word in COMPLAINTS)]
     return "; ".join(dict.fromkeys(lines)) or output.strip()[-500:]

@@ -28,6 +28,8 @@ class Lookup(NamedTuple):
 
 
 class Entry(NamedTuple):
+    """An answer to store. token: the user's, as the read before the request returned it"""
+
     key: Key
     token: bytes
     generation: int  # of the answer itself

@@ -57,7 +57,7 @@ class Names:
         if not isinstance(value, str | int | float) or not (text := str(value).strip()):
             return None
         if text not in self._catalogue.user_names and self._source and self._clock_s() - self._read_s > REFRESH_S:
-            self._catalogue, self._read_s = self._load(), self._clock_s()
+            self._catalogue, self._read_s = _load_catalogue(self._source), self._clock_s()
         if text not in self._catalogue.user_names and WHOLE_FLOAT.fullmatch(text):
             text = text.removesuffix(".0")
         user_id = self._catalogue.user_id(text)
@@ -69,33 +69,39 @@ class Names:
         names = self._catalogue.user_names
         return user_id is not None and (not names or text in names or text == str(user_id))
 
-    def _load(self) -> Catalogue:
-        try:
-            return Catalogue.load(self._source) if self._source else Catalogue()
-        except CatalogueMissing:
-            return Catalogue()
+
+def _load_catalogue(source: str | Path) -> Catalogue:
+    """Return the catalogue of a source, an empty one where the source does not exist or publishes none."""
+    try:
+        return Catalogue.load(source)
+    except CatalogueMissing:
+        return Catalogue()
 
 
 def follow_topic(
     cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, counts: FollowCounts | None = None
 ) -> None:
-    """Forget the users that JSON messages name in `field`, until `stop`. After an outage of the broker it goes on."""
+    """Forget the users that JSON messages name in `field`, until `stop`. It waits for brokers that are down and a missing topic."""
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
     settings["auto.offset.reset"] = "earliest"  # if the next message was removed; the default would skip those that are left
     consumer, refreshed_s = Consumer(settings), float("-inf")
     assigned: set[int] = set()
+    reported = ""  # the fault in the log: one line for each, however often it is met
     try:
         while not stop.is_set():
             if time.monotonic() - refreshed_s > (REFRESH_S if assigned else RETRY_S):
                 refreshed_s = time.monotonic()
                 try:
                     assign_new(consumer, topic, assigned, cache.ttl_s)
+                    reported = ""
                 except KafkaException as error:
-                    log.warning("topic %s: %s", topic, error)
+                    if (fault := error.args[0].str()) != reported:
+                        log.warning("waiting for the topic %s of Kafka at %s: %s", topic, brokers, fault)
+                    reported = fault
             messages = consumer.consume(BATCH, POLL_S)
-            for fault in {str(message.error()) for message in messages if message.error() is not None}:
+            for fault in {message.error().str() for message in messages if message.error() is not None}:
                 log.warning("topic %s: %s", topic, fault)
             bodies = [message.value() for message in messages if message.error() is None]
             _forget(cache, [_read_user_id(body, field, names) for body in bodies], stop, counts)
@@ -104,11 +110,16 @@ def follow_topic(
 
 
 def assign_new(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
-    """Assign new partitions: at first from one ttl ago, later ones from their beginning. Raises KafkaException."""
+    """Assign new partitions: at first from one ttl ago, later ones from their beginning.
+
+    Raises KafkaException when the brokers do not answer, or do not have the topic.
+    """
     from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
     metadata = consumer.list_topics(topic, timeout=RETRY_S).topics[topic]
-    new = sorted(set(metadata.partitions) - assigned) if metadata.error is None else []
+    if metadata.error is not None:
+        raise KafkaException(metadata.error)
+    new = sorted(set(metadata.partitions) - assigned)
     if not new:
         return
     if assigned:

@@ -171,11 +171,13 @@ class RedisCache(Cache):
         self.counts.add(failures=1)
 
     def _make_forget_error(self, users: set[int], error: Exception) -> CacheUnavailable:
-        self._record_failure(error)
+        self._breaker.record_failure()
+        self.counts.add(failures=1)
+        forgotten = "1 user was" if len(users) == 1 else f"{len(users)} users were"
         return CacheUnavailable(
-            f"{len(users)} users were not forgotten: Redis at {self.address} did not answer ({_describe(error)}). Expected "
+            f"{forgotten} not forgotten: Redis at {self.address} did not answer ({_describe(error)}). Expected "
             f"an answer within {self._timeout_s:g} s. "
-            f"Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
+            "Forget them again when it is back; until then they get old answers, unless these have expired."
         )
 
     def _name_token(self, user_id: int) -> str:

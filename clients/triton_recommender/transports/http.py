@@ -53,8 +53,8 @@ class _Http:
             yield
         except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
             if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
-                is_told = isinstance(error, urllib3.exceptions.NewConnectionError)  # refused, or a host that nobody knows
-                reason = str(error) if is_told else "no connection in time"
+                has_reason = isinstance(error, urllib3.exceptions.NewConnectionError)  # refused, or an unknown host
+                reason = str(error) if has_reason else "no connection in time"
                 raise make_status_error("UNAVAILABLE", reason, self.url, timeout_s, call) from error
             raise make_status_error("DEADLINE_EXCEEDED", "", self.url, timeout_s, call) from error
         except (urllib3.exceptions.HTTPError, aiohttp.ClientError, OSError) as error:
@@ -63,6 +63,7 @@ class _Http:
             raise make_status_error("INTERNAL", error.message() or "", self.url, timeout_s, call) from error
 
     def _check_status(self, status: int, body: bytes, timeout_s: float | None, call: Call | None = None) -> bytes:
+        """Return the body of an answer with status 200. Raises the error of any other status."""
         if status == 200:
             return body
         raise make_status_error(STATUSES.get(status, "INTERNAL"), _read_error(body), self.url, timeout_s, call)

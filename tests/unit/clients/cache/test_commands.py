@@ -51,7 +51,7 @@ def test_forget(options, client, shop, repo):
 def test_forget_without_redis_ends_with_1(tmp_path):
     result = run("forget", "7", "--cache", f"redis://127.0.0.1:{find_free_ports().grpc}", "--repo", tmp_path)
     assert result.exit_code == 1
-    assert "1 users were not forgotten" in result.stderr
+    assert "1 user was not forgotten" in result.stderr
 
 
 def test_follow_a_topic_until_interrupted(options, client, shop, broker):

@@ -85,6 +85,15 @@ def test_a_topic_that_appears_later_is_read_and_a_store_that_is_down_is_tried_ag
     assert cache.down == 0
 
 
+def test_a_topic_that_is_missing_is_named_once(cache, broker, running, caplog):
+    running(follow_topic, cache, broker.address, "evnets", "user_id", Names())
+    until(lambda: caplog.messages)
+    time.sleep(1.2)  # two more looks for it
+    assert caplog.messages == [
+        f"waiting for the topic evnets of Kafka at {broker.address}: Broker: Unknown topic or partition"
+    ]
+
+
 class Partitions:
     """Stands in for a consumer whose broker knows times, as the mock broker does not."""
 

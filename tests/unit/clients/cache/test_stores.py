@@ -96,7 +96,7 @@ def test_without_redis_requests_go_on_and_it_is_found_again(client, cache, shop,
     assert shop.asked == [7, 7]
     assert (cache.counts.failures, cache.counts.bypassed) == (1, 1)
     with pytest.raises(
-        CacheUnavailable, match=r"1 users were not forgotten: Redis at 127\.0\.0\.1.*refused.*again when it is back"
+        CacheUnavailable, match=r"1 user was not forgotten: Redis at 127\.0\.0\.1.*refused.*again when it is back"
     ):
         cache.forget([7])
     empty_redis.start()
