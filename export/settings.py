@@ -38,6 +38,7 @@ from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_js
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from serving.stages.rules.config import RulesConfig
 from serving.tables.config import RedisConfig
 
 # `recommend` of the fused layout runs all stages. Without a preferred size, the first free process would take the whole queue,
@@ -345,6 +346,7 @@ def read_settings(path: Path | None) -> Settings:
         refuse_unknown_keys(document, Settings)
         settings = Settings.model_validate(document)
         settings.merge_serving()
+        RulesConfig.from_dict(settings.rules)  # refused here, before a log is read
     return settings
 
 

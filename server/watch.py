@@ -5,8 +5,8 @@
                  one of a challenger ─▶ roll its experiment back, stop the challenger, let the writer go on
     every 0.5 s  an artifact changed on disk ─▶ restart with another intact generation, or take `recommend` out of service
                  an artifact of a challenger changed ─▶ roll its experiment back
-    every 2 s    no real request answered for ten seconds ─▶ restart
                  its gateway paused ─▶ end it: its own supervisor restarts it
+    every 2 s    no real request answered for ten seconds ─▶ restart
     every 5 s    its gateway gone with its supervisor ─▶ restart the gateway
                  helpers gone with their supervisors for 20 s ─▶ restart them
                  an experiment without a guard ─▶ start the guard, which rolls back a harmful challenger

@@ -1,6 +1,6 @@
 """Hold temporary folders that do not outlive a kill for long: the next holder removes what killed processes left.
 
-They may have gigabytes, and events of users. A process holds a lock on its folder, which the kernel releases when it dies.
+They may hold gigabytes, and what users did. A process holds a lock on its folder, which the kernel releases when it dies.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ def keep_known(later: pd.DataFrame, earlier: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_at_moment(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (earlier, later): `later` begins with the second of the first of the last events, a share of them all.
+    """Return (earlier, later): `later` has the last `later_share` of the events, and all others of the same second as its first.
 
-    Both parts are sorted by time. Raises DataError.
+    Both parts are sorted by time. Raises DataError unless 0 < later_share < 1.
     """
     ordered = sort_by_time(interactions, later_share)
     times_s = ordered["timestamp"].to_numpy()

@@ -46,7 +46,10 @@ def make_problem(dataset: Dataset, filter_seen: bool = True) -> Problem:
 
 
 def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray, filter_seen: bool) -> Split:
-    """Split at a time. Relevant are positives after it, of users who are known before it, which they had not seen."""
+    """Return the two parts of a split log as matrices.
+
+    Relevant is an item that a user of `before` took in `after`; with filter_seen, only one that the user had not seen before
+    """
     seen = make_matrix(before if filter_seen else before.iloc[:0], user_ids, item_ids)
     after = keep_known(after, before)
     bought = before[before["positive"]]

@@ -24,6 +24,7 @@ NO_CATEGORY = -1
 ANY_SESSION = FIRST_USER_ID - 1  # stands for every anonymous session: none comes back, and each would get an embedding row
 RECENT = 32  # favourite categories come from the last RECENT positive events
 DERIVED = ("event_count", "days_since_last_event", "days_since_first_event", "sum_weight", "mean_weight", "mean_label")
+N_DERIVED = len(DERIVED)
 _NO_CODES = np.empty(0, np.int32)
 
 
@@ -99,8 +100,8 @@ def find_favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarra
 
 @compiled
 def _derive_numbers(clocks, event_count, sum_weight, sum_label, first_time, last_time):
-    """Return the columns DERIVED, float64 [6, B], from the totals of UserState; clocks: int64 [B] or [1]."""
-    numbers = np.empty((6, len(event_count)))
+    """Return the columns DERIVED, float64 [N_DERIVED, B], from the totals of UserState; clocks: int64 [B] or [1]."""
+    numbers = np.empty((N_DERIVED, len(event_count)))
     for row in range(len(event_count)):
         is_known = event_count[row] > 0
         clock = clocks[row % len(clocks)]

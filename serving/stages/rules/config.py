@@ -203,19 +203,19 @@ def _check_pins(pins: tuple[Pin, ...]) -> None:
 
 
 def _build_part(kind: type, values: Any, key: str) -> Any:
-    _check_keys(kind, values, key)
+    _check_keys(kind, values, f"rules: {key}")
     try:
         return kind(**values)
     except TypeError as error:
         raise ConfigError(f"rules: {key} is {values!r}: {error}. Expected {_list_keys(kind)}.") from error
 
 
-def _check_keys(kind: type, values: object, key: str) -> None:
+def _check_keys(kind: type, values: object, place: str) -> None:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"rules: {key} is {values!r}; expected an object with {_list_keys(kind)}.")
+        raise ConfigError(f"{place} is {values!r}; expected an object with {_list_keys(kind)}.")
     for name in values:
         if name not in {f.name for f in fields(kind)}:
-            raise ConfigError(f"rules: {key} has no setting {name!r}. There are {_list_keys(kind)}. Correct or remove it.")
+            raise ConfigError(f"{place} has no setting {name!r}; expected one of {_list_keys(kind)}. Correct or remove it.")
 
 
 def _list_keys(kind: type) -> str:

@@ -129,9 +129,7 @@ class RedisStore:
             for group in self._group_by_partition(rows.keys)
         }
         commands = []
-        for part, names in enumerate(
-            self._name_all_hashes(table)
-        ):  # also those without new rows, because each stores the offsets
+        for part, names in enumerate(self._name_all_hashes(table)):  # also those without new rows: each stores the offsets
             positions = positions_by_part.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
             for partition, offset in reached.items():

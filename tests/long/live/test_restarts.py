@@ -137,17 +137,16 @@ def test_pairs_equal_those_of_the_twin_also_when_more_users_come_than_are_kept(m
 def test_a_process_that_starts_has_the_trends_of_a_running_one_after_items_changed_their_category(tmp_path, at_once):
     shop = Shop(tmp_path / "rank", dataset := load_toy(tmp_path / "data"))
     (live, numbers), log = shop.start(), dataset.interactions.copy()
-    log.loc[log.index[N_KNOWN + 10 :: 7], "item_id"] = (
-        405  # which is new, sold before it is added, and has no category at first
-    )
+    new_item = 405  # sold before it is added, and without a category at first
+    log.loc[log.index[N_KNOWN + 10 :: 7], "item_id"] = new_item
     changes = [
         (10, "kind 0"),
-        (405, None),
+        (new_item, None),
         (20, "kind 1"),
-        (405, "kind 2"),
+        (new_item, "kind 2"),
         (10, "a new kind"),
         (10, "kind 2"),
-        (405, "kind 0"),
+        (new_item, "kind 0"),
     ]
     for number, first in enumerate(range(N_KNOWN, N_EVENTS, at_once)):
         write(shop.store, log.iloc[first : first + at_once])
@@ -155,5 +154,5 @@ def test_a_process_that_starts_has_the_trends_of_a_running_one_after_items_chang
             item, kind = changes.pop(0)
             change_item(shop.store, item, **({"category": kind} if kind else {"title": "new"}))
         refresh(live)
-    assert numbers[live.items.find_positions(np.array([405]))].any()
+    assert numbers[live.items.find_positions(np.array([new_item]))].any()
     np.testing.assert_array_equal(shop.start()[1], numbers)

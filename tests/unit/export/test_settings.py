@@ -25,6 +25,11 @@ def read(tmp_path, text):
     return read_settings(path)
 
 
+def test_a_mistyped_rule_is_refused_when_the_settings_are_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"rules has no setting 'diversty'; expected one of blocked_items, .*diversity"):
+        read(tmp_path, "[rules]\ndiversty = 0.2\n")
+
+
 def test_nothing_waits_by_default():
     serving = read_settings(None).merge_serving()
     assert serving.keys() == {*STAGES, *LIVE_MODELS, ENSEMBLE}
