@@ -32,18 +32,15 @@ UNREADABLE = "The logs of answers and events cannot be read. The gateway's log h
 class LogReports:
     """Reads the reports of a command of `python -m trials`, one at a time, and keeps the last. Belongs to one event loop."""
 
-    def __init__(
-        self, repo: Path, command: str, now: Callable[[], float] = time.monotonic, timeout_s: float = TIMEOUT_S
-    ) -> None:
-        self._command = command
-        self._repo, self._now, self._timeout_s, self._reading = repo.resolve(), now, timeout_s, asyncio.Lock()
+    def __init__(self, repo: Path, command: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._repo, self._command, self._now, self._reading = repo.resolve(), command, now, asyncio.Lock()
         self._report: bytes | DependencyError = b""
         self._read_s = float("-inf")
 
     async def read_latest(self) -> bytes:
         """Return the report as JSON, at most KEPT_S old.
 
-        Raises DependencyError if the logs cannot be read within the timeout.
+        Raises DependencyError if the logs cannot be read within TIMEOUT_S.
         """
         async with self._reading:
             if self._now() - self._read_s > KEPT_S:
@@ -62,16 +59,16 @@ class LogReports:
             process = await asyncio.create_subprocess_exec(*command, cwd=PROJECT, stdout=PIPE, stderr=PIPE)
             try:
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(TIMEOUT_S):
                     report, errors = await process.communicate()
             finally:
                 if process.returncode is None:  # the process hangs, or the gateway ends
                     process.kill()
                     await process.wait()
         except TimeoutError as error:
-            log.warning("%s was killed after %g s", " ".join(command[1:4]), self._timeout_s)
+            log.warning("%s was killed after %g s", " ".join(command[1:4]), TIMEOUT_S)
             raise DependencyError(
-                f"The logs of answers and events could not be read within {self._timeout_s:g} s. Try again."
+                f"The logs of answers and events could not be read within {TIMEOUT_S:g} s. Try again."
             ) from error
         except OSError as error:  # too little memory, or too many processes
             log.warning("%s cannot run: %s", " ".join(command[1:4]), error)
@@ -82,10 +79,10 @@ class LogReports:
         return report
 
 
-async def watch_calibration(reports: LogReports, metrics: Metrics, every_s: float = CALIBRATED_EVERY_S) -> None:
-    """Show the calibration of scores as metrics every `every_s` seconds, until cancelled. Without a report, they are empty."""
+async def watch_calibration(reports: LogReports, metrics: Metrics) -> None:
+    """Show the calibration of scores as metrics every CALIBRATED_EVERY_S, until cancelled. Without a report, they are empty."""
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(CALIBRATED_EVERY_S)
         try:
             metrics.show_calibration(json.loads(await reports.read_latest()))
         except DependencyError as error:

@@ -96,17 +96,17 @@ class Progress:
         }
 
 
-def describe_progress(folder: Path, most: int = MOST_SHOWN) -> dict[str, Any]:
+def describe_progress(folder: Path) -> dict[str, Any]:
     """Return the progress of the latest experiment as JSON values. Raises ArtifactError.
 
     folder: of the live store. All its events since the experiment's start are read, which may take seconds; of one that is
         over, only those until its answers get no more feedback, because it stays the latest for months
-    most: answers in memory; beyond them users are left out (judged.py)
+    Of more than MOST_SHOWN answers, some users are left out (judged.py).
     """
     experiment = read_experiment(folder)
     if experiment is None:
         return NOTHING
-    answers, since_ms = JudgedAnswers(folder, most), find_start_ms(experiment)
+    answers, since_ms = JudgedAnswers(folder, MOST_SHOWN), find_start_ms(experiment)
     until_ms = None if experiment.runs else experiment.changed_ms + int(1_000 * ATTRIBUTION_S)
     exposures = answers.read(replace(experiment, changed_ms=since_ms), until_ms or inf)
     log = read_events(folder, since_ms, until_ms)

@@ -47,7 +47,7 @@ def write_stages(
     axes: Axes,
     export_settings: Settings,
 ) -> dict[str, Any]:
-    """Write the artifacts of the four stages. Return the reports for the manifest."""
+    """Write the artifacts of the four stages and of the live models. Return the reports for the manifest."""
     pipeline, compute = export_settings.pipeline, export_settings.compute
     rng = np.random.default_rng(pipeline.seed)
     user_ids = dataset.interactions["user_id"].unique()
@@ -100,7 +100,7 @@ def write_stages(
 
 
 def report_ranker(ranker: Ranker) -> dict[str, Any]:
-    """Return for the manifest: a ranker's quality, which network serves, and why no other one was tried as a teacher."""
+    """Return a ranker's quality, the compression that serves, and why no other teachers were tried, for the manifest."""
     not_tried = {"teachers_not_tried": ranker.no_teachers} if ranker.no_teachers else {}
     return ranker.quality | {"compression": ranker.compression} | not_tried
 

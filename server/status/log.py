@@ -103,9 +103,9 @@ def explain(log: str) -> Failure:
     return Failure(None, "\n".join((errors or lines)[-TAIL_LINES:]) or "(nothing was written)")
 
 
-def rotate(path: Path, keep: int = KEPT_LOGS) -> None:
-    """Move a log to PATH.1, the previous one to PATH.2, …; delete those beyond `keep`."""
-    for number in range(keep, 0, -1):
+def rotate(path: Path) -> None:
+    """Move a log to PATH.1, the previous one to PATH.2, …; delete those beyond KEPT_LOGS."""
+    for number in range(KEPT_LOGS, 0, -1):
         older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
         if older.exists():
             older.replace(path.with_name(f"{path.name}.{number}"))

@@ -37,7 +37,7 @@ def keep_known(later: pd.DataFrame, earlier: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_at_moment(interactions: pd.DataFrame, later_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (earlier, later): `later` has the last `later_share` of the events, and all others of the same second as its first.
+    """Return (earlier, later): `later` has the last `later_share` of the events, and others of the same second as its first.
 
     Both parts are sorted by time. Raises DataError unless 0 < later_share < 1.
     """

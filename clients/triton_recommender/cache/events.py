@@ -81,7 +81,7 @@ def _load_catalogue(source: str | Path) -> Catalogue:
 def follow_topic(
     cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, counts: FollowCounts | None = None
 ) -> None:
-    """Forget the users that JSON messages name in `field`, until `stop`. It waits for brokers that are down and a missing topic."""
+    """Forget the users that JSON messages name in `field`, until `stop`. Wait for brokers that are down, or a missing topic."""
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
@@ -101,7 +101,7 @@ def follow_topic(
                         log.warning("waiting for the topic %s of Kafka at %s: %s", topic, brokers, fault)
                     reported = fault
             messages = consumer.consume(BATCH, POLL_S)
-            for fault in {message.error().str() for message in messages if message.error() is not None}:
+            for fault in {fault.str() for message in messages if (fault := message.error()) is not None}:
                 log.warning("topic %s: %s", topic, fault)
             bodies = [message.value() for message in messages if message.error() is None]
             _forget(cache, [_read_user_id(body, field, names) for body in bodies], stop, counts)

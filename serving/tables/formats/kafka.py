@@ -86,17 +86,15 @@ def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
     return _pack_header(vectors.shape[1]) + rows.tobytes()
 
 
-def encode_updates(
-    keys: np.ndarray, vectors: np.ndarray, max_bytes: int = MAX_MESSAGE_BYTES, partition_count: int = KEY_GROUPS
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (Kafka partition, payload of at most `max_bytes`). Within a partition the rows keep their order.
+def encode_updates(keys: np.ndarray, vectors: np.ndarray, partition_count: int = KEY_GROUPS) -> Iterator[tuple[int, bytes]]:
+    """Yield (Kafka partition, payload of at most MAX_MESSAGE_BYTES). Within a partition the rows keep their order.
 
     keys: int64 [N]; vectors: float32 [N, D]; partition_count: of the topic
     A key's group, 0 … 7, decides its partition (`choose_kafka_partition`). With fewer than 8 partitions, several groups share
     one, and its messages hold rows of all of them, because reading a message costs more than reading a row.
     """
     keys, vectors = np.asarray(keys), np.asarray(vectors, np.float32)
-    per_message = count_rows_per_message(vectors.shape[1], max_bytes)
+    per_message = count_rows_per_message(vectors.shape[1], MAX_MESSAGE_BYTES)
     partitions = choose_kafka_partition(compute_partitions(check_keys(keys, "update"), KEY_GROUPS), partition_count)
     for partition in range(min(KEY_GROUPS, partition_count)):
         members = np.flatnonzero(partitions == partition)

@@ -109,7 +109,8 @@ def test_a_file_that_cannot_be_read_is_an_error_without_its_details(repo, door):
 def test_a_report_that_hangs_is_killed_and_told_as_an_error(repo, monkeypatch, tmp_path):
     (tmp_path / "trials.py").write_text("import time\ntime.sleep(600)")
     monkeypatch.setattr(progress, "PROJECT", tmp_path)
-    reports = LogReports(repo, "progress", timeout_s=1.0)
+    monkeypatch.setattr(progress, "TIMEOUT_S", 1.0)
+    reports = LogReports(repo, "progress")
 
     async def ask_twice_at_once() -> tuple[bytes | BaseException, bytes | BaseException]:
         return await asyncio.gather(reports.read_latest(), reports.read_latest(), return_exceptions=True)
@@ -129,12 +130,13 @@ async def wait_until_calibration(metrics: Metrics, is_shown: bool) -> None:
 
 def test_calibration_is_shown_until_it_is_no_longer_known(repo, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "PROJECT", tmp_path)
+    monkeypatch.setattr(progress, "CALIBRATED_EVERY_S", 0.01)
     metrics = Metrics()
 
     async def watch(report: dict, is_shown: bool) -> str:
         told = f"import sys\nassert sys.argv[1] == 'calibration'\nprint({json.dumps(report)!r})"
         (tmp_path / "trials.py").write_text(told)
-        watching = asyncio.create_task(watch_calibration(LogReports(repo, "calibration"), metrics, every_s=0.01))
+        watching = asyncio.create_task(watch_calibration(LogReports(repo, "calibration"), metrics))
         await wait_until_calibration(metrics, is_shown)
         watching.cancel()
         return metrics.render_page().decode()
@@ -151,11 +153,12 @@ def test_calibration_is_not_known_while_no_process_can_start(repo, monkeypatch, 
     (project / "trials.py").write_text(f"print({json.dumps(CALIBRATION)!r})")
     monkeypatch.setattr(progress, "PROJECT", project)
     monkeypatch.setattr(progress, "KEPT_S", 0.0)
+    monkeypatch.setattr(progress, "CALIBRATED_EVERY_S", 0.01)
     metrics = Metrics()
 
     async def watch() -> None:
         reports = LogReports(repo, "calibration")
-        watching = asyncio.create_task(watch_calibration(reports, metrics, every_s=0.01))
+        watching = asyncio.create_task(watch_calibration(reports, metrics))
         await wait_until_calibration(metrics, is_shown=True)
         project.rename(away)  # an error of the system, as with too little memory
         await wait_until_calibration(metrics, is_shown=False)

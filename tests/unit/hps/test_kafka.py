@@ -74,12 +74,13 @@ def test_beacon_and_null_payload_carry_no_rows():
         assert (keys.shape, vectors.shape) == ((0,), (0, 16))
 
 
-def test_groups_sizes_and_order():
+def test_groups_sizes_and_order(monkeypatch):
     width, limit = 4, 200
+    monkeypatch.setattr(kafka, "MAX_MESSAGE_BYTES", limit)
     keys, vectors = rows(300, width)
     keys[1::2] = keys[0::2]  # each key is updated twice: the later row must stay behind the earlier one
     per_key: dict[int, list[tuple[float, ...]]] = {}
-    for group, payload in kafka.encode_updates(keys, vectors, limit):
+    for group, payload in kafka.encode_updates(keys, vectors):
         assert len(payload) <= limit
         for key, vector in read_message(payload):
             assert mix(key) % 8 == group

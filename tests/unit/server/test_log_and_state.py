@@ -11,6 +11,7 @@ import pytest
 from server.processes import identify_process, lives
 from server.start.ports import Ports
 from server.state import ServerState, find_unreadable_states, make_state_path, read_known_servers, read_state
+from server.status import log
 from server.status.log import explain, explain_end, find_first_failure, find_unfinished, rotate
 from tests.unit.server.conftest import call
 
@@ -88,17 +89,18 @@ def test_a_crash_is_explained_by_what_was_thrown_and_not_by_older_lines():
     assert "| a |" not in explain(log).reason
 
 
-def test_earlier_logs_are_kept_and_the_oldest_goes(tmp_path):
+def test_earlier_logs_are_kept_and_the_oldest_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "KEPT_LOGS", 3)
     path = tmp_path / "server.log"
     for number in range(5):
         path.write_text(str(number))
-        rotate(path, keep=3)
+        rotate(path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         "server.log.1": "4",
         "server.log.2": "3",
         "server.log.3": "2",
     }
-    rotate(path, keep=3)  # of a start that wrote none
+    rotate(path)  # of a start that wrote none
     assert not path.exists()
 
 

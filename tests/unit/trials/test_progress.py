@@ -17,6 +17,7 @@ from serving.live.writer import Writer
 from tests.unit.live.batches import KINDS, purchase
 from tests.unit.live.conftest import Clock
 from tests.unit.trials.logs import NOW_MS, events, exposures
+from trials import progress
 from trials.progress import LOOKS, Progress, describe_progress, measure_progress
 from trials.sequential import LEAST_OBSERVATIONS, Arm, compare_arms
 
@@ -60,7 +61,7 @@ def test_arms_intervals_and_decision_of_an_ab_test(every, verdict, words):
     assert words in progress.decision
 
 
-def test_of_too_many_answers_whole_users_are_left_out_and_the_share_is_told(tmp_path):
+def test_of_too_many_answers_whole_users_are_left_out_and_the_share_is_told(tmp_path, monkeypatch):
     log = ExposureLog(tmp_path, 1.0, keep_days=1_000_000, keep_bytes=1 << 30)
     for number in range(2 * ANSWERS):
         arm = ("champion", "challenger")[number % 2]
@@ -70,7 +71,8 @@ def test_of_too_many_answers_whole_users_are_left_out_and_the_share_is_told(tmp_
     (tmp_path / EXPERIMENT_FILE).write_text(SPRING.write_text())
     whole = describe_progress(tmp_path)
     assert (whole["users_share"], [arm["answers"] for arm in whole["arms"]]) == (1.0, [ANSWERS, ANSWERS])
-    part = describe_progress(tmp_path, most=ANSWERS)
+    monkeypatch.setattr(progress, "MOST_SHOWN", ANSWERS)
+    part = describe_progress(tmp_path)
     assert part["users_share"] in (0.5, 0.25)
     assert all(0.5 < arm["answers"] / (part["users_share"] * ANSWERS) < 1.5 for arm in part["arms"])
     assert sum(arm["answers"] for arm in part["arms"]) % 10 == 0  # each user has ten

@@ -14,23 +14,17 @@ SPARE = 32  # further nearest items, because matrix products are rounded in anot
 
 
 def search_exactly(
-    search: Search,
-    user_vectors: np.ndarray,
-    history: np.ndarray,
-    seen: sp.csr_matrix,
-    count: int,
-    most_scored_alone: int = MOST_SCORED_ALONE,
+    search: Search, user_vectors: np.ndarray, history: np.ndarray, seen: sp.csr_matrix, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return positions int64 [N, count], best first, padded with n_items, and scores float32 [N, count], padded with -inf.
 
     user_vectors: float32 [N, D]; history: int [N, H] positions; seen: CSR [N, n_items], whose stored entries are not retrieved
-    most_scored_alone: in a catalogue of more items, only the nearest ones are scored
     """
     parts = []
     for start in range(0, len(user_vectors), USERS_PER_BLOCK):
         block = slice(start, start + USERS_PER_BLOCK)
         vectors, blocked = user_vectors[block], block_entries(seen[block])
-        if search.n_items <= most_scored_alone:
+        if search.n_items <= MOST_SCORED_ALONE:
             parts.append(search.search_exactly(vectors, history[block], blocked, count))
         else:
             near = find_nearest(search.item_vectors, vectors, blocked, count)

@@ -14,15 +14,15 @@ from serving.stages.search.loops import ITEM_BITS, select_smallest
 MOST_PAIRS = 1 << 23  # of a block; each pair takes some hundred bytes while its block is computed
 
 
-def split_rows(pairs: np.ndarray, most_pairs: int = MOST_PAIRS) -> Iterator[slice]:
-    """Yield consecutive slices of rows with at most `most_pairs` pairs together; a row with more is a slice of its own.
+def split_rows(pairs: np.ndarray) -> Iterator[slice]:
+    """Yield consecutive slices of rows with at most MOST_PAIRS pairs together; a row with more is a slice of its own.
 
     pairs: int [n_rows], pairs of each row
     """
     ends, start = np.cumsum(pairs), 0
     while start < len(pairs):
         before = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + most_pairs, "right")))
+        end = max(start + 1, int(np.searchsorted(ends, before + MOST_PAIRS, "right")))
         yield slice(start, end)
         start = end
 

@@ -30,30 +30,28 @@ def compress(
     settings: RankerSettings = STUDENT,
     seed: int = 0,
     report: Report = print,
-    least_kept: float = LEAST_KEPT,
     start: Start | None = None,
 ) -> Ranker:
     """Return the ranker at `compression`, or the last one before it that keeps enough of the teacher's quality.
 
     compression: "distilled", "pruned" or "int8"; settings: the shape and training of the student
     report: gets a sentence per judged network; start: as in `train_ranker`
-    least_kept: share of the teacher's quality that the confidence interval must reach
     """
     teacher = lesson.teacher
-    student = choose_ranker(distil(lesson, settings, seed, report, start), teacher, lesson, report, least_kept)
+    student = choose_ranker(distil(lesson, settings, seed, report, start), teacher, lesson, report)
     if student is teacher or compression == "distilled":
         return student
     smaller = FURTHER_STEPS[compression](lesson, student, settings, seed, report)
-    return choose_ranker(smaller, student, lesson, report, least_kept)
+    return choose_ranker(smaller, student, lesson, report)
 
 
-def choose_ranker(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report, least_kept: float = LEAST_KEPT) -> Ranker:
+def choose_ranker(smaller: Ranker, before: Ranker, lesson: Lesson, report: Report) -> Ranker:
     """Return the smaller ranker, or the one before it where it keeps too little of the teacher's quality."""
     teacher = lesson.teacher
     kept, margin = measure_kept_quality(smaller, teacher, lesson.validation)
     report(f"{smaller.compression} ranker: {count_macs(smaller.model.shape):,} multiplications per candidate instead of "
            f"{count_macs(teacher.model.shape):,}, {kept:.1%} ± {margin:.1%} of the quality on validation requests")  # fmt: skip
-    if kept >= min(LEAST_MEASURED, least_kept) and kept + margin >= least_kept:
+    if kept >= LEAST_MEASURED and kept + margin >= LEAST_KEPT:
         return smaller
     served_name = "the DLRM itself" if before is teacher else f"the {before.compression} one"
     report(f"{smaller.compression} ranker: that is too little, {served_name} is served")

@@ -24,13 +24,12 @@ def quantise(
     settings: RankerSettings,
     seed: int = 0,
     report: Report = print,
-    most_lost: float = MOST_LOST,
 ) -> Ranker:
     """Return the student with its products in int8. settings: the student's"""
     ranker = quantise_after_training(lesson, student, settings, seed)
     lost_share = 1 - ranker.quality["ndcg_at_10"] / max(student.quality["ndcg_at_10"], 1e-9)
     report(f"int8 ranker: quantised after training, it loses {lost_share:.2%} of the student's NDCG@10 on validation requests")
-    if lost_share <= most_lost:
+    if lost_share <= MOST_LOST:
         return ranker
     return max(ranker, train_in_int8(lesson, ranker, settings, seed, report), key=lambda tried: tried.validated)
 

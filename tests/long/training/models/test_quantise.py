@@ -15,6 +15,7 @@ from training.models.rankers.dlrm_graph import export_dlrm
 from training.models.rankers.quantised_network import QuantisedNetwork
 from training.models.rankers.save_ranker import make_network_inputs
 from training.models.rankers.train_ranker import compute_loss, compute_rank_scores, predict
+from training.models.student import quantise as quantise_module
 from training.models.student.distill import STUDENT, distil, measure_agreement
 from training.models.student.quantise import quantise, quantise_after_training, train_in_int8
 
@@ -64,18 +65,20 @@ def test_measuring_computes_as_the_network_in_float32():
     assert not np.array_equal(run(network, inputs), run(random_network(), inputs))
 
 
-def test_quantising_keeps_the_students_order(lesson, student):
+def test_quantising_keeps_the_students_order(lesson, student, monkeypatch):
+    monkeypatch.setattr(quantise_module, "MOST_LOST", 1.0)
     said: list[str] = []
-    got = quantise(lesson, student, STUDENT, report=said.append, most_lost=1.0)
+    got = quantise(lesson, student, STUDENT, report=said.append)
     assert got.compression == "int8"
     assert len(said) == 1
     scores = (compute_rank_scores(ranker, lesson.validation) for ranker in (got, student))
     assert order_agreement(*scores) > 0.95
 
 
-def test_what_loses_too_much_is_trained_in_int8(lesson, student):
+def test_what_loses_too_much_is_trained_in_int8(lesson, student, monkeypatch):
+    monkeypatch.setattr(quantise_module, "MOST_LOST", -1.0)
     said: list[str] = []
-    got = quantise(lesson, student, STUDENT, report=said.append, most_lost=-1.0)
+    got = quantise(lesson, student, STUDENT, report=said.append)
     assert said[-1].startswith("int8 ranker: epoch 6 of 6")
     after = quantise_after_training(lesson, student, STUDENT)
     assert got.quality["ndcg_at_10"] > 0
@@ -86,7 +89,7 @@ def test_what_loses_too_much_is_trained_in_int8(lesson, student):
     )
 
 
-def test_training_in_int8_that_makes_it_worse_is_not_kept(lesson, student):
+def test_training_in_int8_that_makes_it_worse_is_not_kept(lesson, student, monkeypatch):
     """As where the teacher's shares, which it learns, say the contrary of what users took."""
 
     def reverse(requests):
@@ -100,7 +103,8 @@ def test_training_in_int8_that_makes_it_worse_is_not_kept(lesson, student):
     after = quantise_after_training(misled, student, STUDENT)
     trained = train_in_int8(misled, after, STUDENT, **QUIET)
     assert trained.validated < after.validated
-    got = quantise(misled, student, STUDENT, report=lambda _: None, most_lost=-1.0)
+    monkeypatch.setattr(quantise_module, "MOST_LOST", -1.0)
+    got = quantise(misled, student, STUDENT, report=lambda _: None)
     np.testing.assert_array_equal(predict(got.model, lesson.validation), predict(after.model, lesson.validation))
 
 

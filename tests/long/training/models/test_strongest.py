@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from training.models.candidates import strongest
 from training.models.candidates.strongest import select_strongest, split_rows
 
 
@@ -20,8 +21,9 @@ def test_against_one_row_at_a_time(count):
         assert values[row].tolist() == [*own[expected].tolist(), *[0.0] * (count - len(expected))]
 
 
-def test_blocks_of_rows_are_small_and_complete():
+def test_blocks_of_rows_are_small_and_complete(monkeypatch):
+    monkeypatch.setattr(strongest, "MOST_PAIRS", 5)
     pairs = np.array([3, 0, 4, 9, 1, 1, 1, 0, 12])
-    blocks = list(split_rows(pairs, most_pairs=5))
+    blocks = list(split_rows(pairs))
     assert [(block.start, block.stop) for block in blocks] == [(0, 2), (2, 3), (3, 4), (4, 8), (8, 9)]
     assert list(split_rows(np.zeros(0, int))) == []

@@ -89,9 +89,7 @@ def test_a_topic_that_is_missing_is_named_once(cache, broker, running, caplog):
     running(follow_topic, cache, broker.address, "evnets", "user_id", Names())
     until(lambda: caplog.messages)
     time.sleep(1.2)  # two more looks for it
-    assert caplog.messages == [
-        f"waiting for the topic evnets of Kafka at {broker.address}: Broker: Unknown topic or partition"
-    ]
+    assert caplog.messages == [f"waiting for the topic evnets of Kafka at {broker.address}: Broker: Unknown topic or partition"]
 
 
 class Partitions:
