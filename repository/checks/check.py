@@ -25,6 +25,7 @@ from repository.tables import has_update_source
 from repository.triton.config import CONFIG_FILE, list_models, read_layout, read_record_fields
 from repository.triton.config_rules import find_ensemble_faults, find_warmup_faults
 from repository.triton.models import hash_manifest, read_config, refuse_changed_manifests, refuse_unservable_path
+from serving.contract import tensors
 from serving.contract.artifacts import (
     MANIFEST_FILE,
     REMEDY,
@@ -218,10 +219,16 @@ def check_stages(repository: Path) -> Iterator[Finding]:
         info = read_stage(folder)
         if info.generation != generation:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
-        if (repository / name).is_dir():
+        if (repository / name).is_dir() and shares_contract(folder):
             config = read_config(repository / name / CONFIG_FILE)
             for fact in find_record_faults(config, info.spec):
                 yield Finding("error", f"{name}/{CONFIG_FILE}", fact, "Export again.")
+
+
+def shares_contract(folder: Path) -> bool:
+    """Return whether a stage was published with the contract of this checkout. By another one it may have other records."""
+    path = folder / "serving" / "contract" / "tensors.py"
+    return path.is_file() and path.read_bytes() == Path(tensors.__file__).read_bytes()
 
 
 def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
@@ -231,7 +238,7 @@ def find_record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]
         if record.name in tensor_names:
             config_fields = read_record_fields(config, record.name) or "nothing"
             if config_fields != record.stated_fields:
-                yield f"The record {record.name} has {config_fields} in config.pbtxt, and {record.stated_fields} in stage.json"
+                yield f"The record {record.name} has {config_fields} in config.pbtxt, and {record.stated_fields} by stage.json"
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:

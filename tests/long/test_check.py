@@ -195,6 +195,17 @@ def test_what_tritonserver_would_refuse(repository, broken, told):
     assert any(told in message for message in errors(repository))
 
 
+def test_a_generation_of_another_version_is_judged_by_its_own_contract(repository):
+    for name in STAGES:
+        path = repository / name / "1" / "serving" / "contract" / "tensors.py"
+        text = path.read_text()
+        path.unlink()  # a hard link to the shared repository's
+        path.write_text(f"{text}# of another version\n")
+        replace_in(repository / name / "config.pbtxt", "lineage INT64 [7]", "lineage INT64 [2]")
+    reseal(repository)
+    assert errors(repository) == []
+
+
 def test_a_path_that_no_model_starts_from(repository, tmp_path, monkeypatch):
     (message,) = errors(repository.rename(tmp_path / "two words"))
     assert "two words' holds ' ', and no model starts from there. Expected" in message
