@@ -61,7 +61,7 @@ class Serving:
 
     Priorities and queue limits are off by default: on tritonserver 2.51 each of them can delay a request by up to 500 ms when
     it arrives while the only instance is busy and no other follows (docs/serving.md). Tell the server callers' deadlines
-    instead (docs/calling.md): the first stage refuses what it cannot answer in time.
+    instead (docs/calling.md): a stage refuses what cannot be answered in time.
     """
 
     instances: int = 1  # processes of the model, at most 256, or instances of a TensorRT network on its GPU

@@ -6,7 +6,7 @@
 | more than `ahead_s` in the future | refused: one wrong clock would move the watermark and age every history |
 | the same, and so is the log | the clock is behind: refused with UNAVAILABLE, until the clock is right (`check_clock`) |
 | late (see WriterSettings.lateness_s) | accepted, sorted into the history by its time, counted |
-| with a known event id | changes nothing; the sequence of the first one is returned |
+| with a known event id | changes nothing, and gets the sequence of the first one; refused if user, item or kind differ |
 | of an unknown user or item | accepted: the user has a state at once, and the item's events count from the first |
 """
 
