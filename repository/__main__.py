@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
+from repository.printing import print_table
 from repository.registry import diff_generations, find_tags, list_generations, read_acts, read_facts, read_manifest, record_act
 from serving.contract.errors import ConfigError, run_program
 from serving.contract.generations import read_pinned_generation
@@ -24,7 +23,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON, for machines")]
 Generation = Annotated[int, typer.Argument(help="number of the generation")]
 Reason = Annotated[str, typer.Option(help="why, for the record")]
 DEFAULT = Path("model_repository")
-UNLIMITED = 10_000  # characters: wider than any table
 
 
 @app.command("list")
@@ -48,7 +46,7 @@ def list_command(
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
         return
     names = ("generation", "published (UTC)", "data", "events", "log", "NDCG@10", "Recall@20", "tags")
-    table = Table(*(Column(name, overflow="fold") for name in names), box=None, padding=(0, 1, 0, 0))  # fits 80 characters
+    table = Table(*names, box=None, padding=(0, 1, 0, 0))  # fits 80 characters
     for entry in entries:
         number = f"{entry.generation}{' (pinned)' if entry.pinned else ' (removed)' if entry.removed else ''}"
         quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
@@ -90,7 +88,7 @@ def diff(
     if not differences:
         typer.echo(f"Generations {one} and {other} do not differ.")
         return
-    table = Table(Column("key", overflow="fold"), f"generation {one}", f"generation {other}")
+    table = Table("key", f"generation {one}", f"generation {other}")
     for key, (first, second) in differences.items():
         table.add_row(key, *(f"{value:.5g}" if isinstance(value, float) else str(value) for value in (first, second)))
     print_table(table)
@@ -123,14 +121,6 @@ def record(repo: Repo = DEFAULT) -> None:
         tag_text = f" {act.tag!r}" if act.tag else ""
         line = f"{act.author}  {act.action}{tag_text}: generation {act.generation}  {act.reason}"
         typer.echo(f"{format_time(act.time_s)} UTC  {line}".rstrip())
-
-
-def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal. A file or a pipe gets every cell in one piece, unless COLUMNS sets a width."""
-    console = Console(markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = UNLIMITED
-    console.print(table)
 
 
 def format_time(time_s: int) -> str:

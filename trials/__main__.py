@@ -15,13 +15,13 @@ from typing import Annotated, get_args
 import numpy as np
 import pyarrow as pa
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from live.exposures import FOLDER, list_exposure_files
 from live.maintenance import MOST_DAYS
 from live.printing import make_printable
 from repository.experiments import end_experiment, find_experiment_folder
+from repository.printing import print_table
 from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import RecommenderError, run_program
 from serving.contract.generations import read_pinned_generation
@@ -75,12 +75,11 @@ def report(
         typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
         return
     counted, rest = ("answer", ("degraded", "different items")) if by in ("generation", "arm") else ("item", ())
-    may_be_long = by in ("arm", "category")
-    group_column = Column(by, overflow="fold", no_wrap=not may_be_long)  # not cut: arms of one experiment begin alike
+    group_column = Column(by, no_wrap=by not in ("arm", "category"))  # names of these may be long
     table = Table(group_column, f"{counted}s", "clicked", "converted", f"value an {counted}", *rest)
     for group, summary in summaries.items():
         table.add_row(make_printable(group), *format_cells(summary))
-    Console(markup=False).print(table)  # names of experiments and categories may have brackets
+    print_table(table)
 
 
 def find_split(folder: Path, experiment: str) -> Split | None:
@@ -130,7 +129,7 @@ def compare(
     for metric, comparison in comparisons.items():
         cells = [f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}"]
         table.add_row(metric, *(cells if isfinite(comparison.low) else ("not known yet", "")), comparison.verdict)
-    Console().print(table)
+    print_table(table)
     if wrong_split:
         typer.echo(f"{experiment}: {split.text}.")
 
@@ -208,7 +207,7 @@ def off_policy(
         interval = f"{estimate.low:.4g} … {estimate.high:.4g}"
         share = f"{support.value:.1%}" if support else ""
         table.add_row(name, f"{estimate.value:.4g}", interval, f"{estimate.effective_samples:,.0f}", share)
-    Console().print(table)
+    print_table(table)
     for kind, refusal in refusals.items():
         typer.echo(f"{kind}: {refusal}")
     if failed:

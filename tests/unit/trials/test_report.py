@@ -117,8 +117,9 @@ def log_answers(repo: Path, *answers: dict[str, Any]) -> None:
     log.close()
 
 
-def call(repo: Path, *command: str, columns: int = 200) -> Result:
-    return CliRunner().invoke(app, [*command, "--repo", str(repo)], env={"COLUMNS": str(columns)}, catch_exceptions=False)
+def call(repo: Path, *command: str, columns: int | None = 200) -> Result:
+    width = str(columns) if columns else None  # None: not set
+    return CliRunner().invoke(app, [*command, "--repo", str(repo)], env={"COLUMNS": width}, catch_exceptions=False)
 
 
 def tell(repo: Path, *command: str) -> dict[str, Any]:
@@ -257,6 +258,15 @@ def test_the_name_of_the_groups_is_not_broken_on_a_narrow_screen(repo, by):
 def test_people_get_a_table(repo, by, heads):
     table = call(repo, "report", "--by", by).stdout
     assert all(head in table for head in [by, *heads])
+
+
+@pytest.mark.parametrize("by", ["generation", "arm"])
+def test_no_number_is_cut(repo, by):
+    """A report in a file or a pipe is as wide as its cells, and on a narrow screen they take several lines."""
+    log_answers(repo, {"item_ids": [BOOK, FILM], "degraded": ["ranker"]})
+    in_pipe, on_screen = (call(repo, "report", "--by", by, columns=columns).stdout for columns in (None, 80))
+    assert "different items" in in_pipe
+    assert "…" not in in_pipe + on_screen
 
 
 def test_arms_are_told_apart_on_a_narrow_screen(repo):
