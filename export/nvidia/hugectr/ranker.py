@@ -9,7 +9,7 @@ from export.nvidia.hugectr.importing import import_dlrm
 from export.nvidia.hugectr.inputs import list_inputs
 from training.features.build import Features
 from training.models.rankers.ranking_data import Requests
-from training.models.rankers.train_ranker import Ranker, RankerSettings, Report, find_best_blend
+from training.models.rankers.train_ranker import Ranker, RankerSettings, Report, describe_quality, find_best_blend
 from training.models.ranking import TrainRanker
 
 
@@ -31,7 +31,7 @@ def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
         without_events: Sequence[Requests] = (),
     ) -> Ranker:
         blend, quality = find_best_blend(model, validation, settings.blends)
-        report(f"ranker: imported from {folder}, validation {quality}, blend {blend}")
+        report(f"ranker: imported from {folder}, validation {describe_quality(quality)}, blend {blend}")
         return Ranker(model, blend, quality | {"imported": 1.0})
 
     return fit

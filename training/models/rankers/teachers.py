@@ -23,6 +23,7 @@ from training.models.rankers.train_ranker import (
     Report,
     compute_blended_scores,
     compute_shares,
+    describe_quality,
     find_best_blend,
     fit,
     measure_gains,
@@ -95,8 +96,7 @@ def choose_teachers(
     user_ids = [validation.user_ids[validation.taken.any(axis=1)]]
     better = [members for members in teams if is_gain([gains["+".join(members)]], [gains["dlrm"]], user_ids, LEAST_GAIN)]
     best = max(better, key=lambda members: quality["+".join(members)], default=("dlrm",))
-    summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
-    report(f"teachers: NDCG@10 + Recall@20 of {summary}; {'+'.join(best)} teaches")
+    report(f"teachers: NDCG@10 + Recall@20 of {describe_quality(quality)}; {'+'.join(best)} teaches")
     return Teachers({name: trained[name] for name in best}, quality)
 
 

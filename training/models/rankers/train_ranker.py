@@ -103,8 +103,8 @@ def train_ranker(
     epochs = settings.warm_epochs if started else settings.epochs
     fit(model, teaching, validation, replace(settings, epochs=epochs), rng, report)
     blend, quality = find_best_blend(model, validation, settings.blends)
+    report(f"ranker: {len(validation):,} validation requests, {describe_quality(quality)}, blend {blend}")
     quality |= {"requests": sum(map(len, counted)), "validation_requests": len(validation)}
-    report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality, started=started)
 
 
@@ -149,9 +149,8 @@ def fit(
             schedule.step()
             losses.append(loss.item())
         quality = measure(predict(model, validation), validation.taken)
-        summary = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
         progress = f"epoch {epoch} of {settings.epochs}, {left.describe(epoch)}"
-        report(f"ranker: {progress}, loss {np.mean(losses):.3f}, validation {summary}")
+        report(f"ranker: {progress}, loss {np.mean(losses):.3f}, validation {describe_quality(quality)}")
         if best_weights is None or sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -183,6 +182,10 @@ def find_best_blend(model: RankingModel, validation: Requests, blends: tuple[flo
     best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
     retrieval_quality = measure_ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
     return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in retrieval_quality.items()}}
+
+
+def describe_quality(quality: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
 
 
 def take_retrieval_z(requests: Requests) -> np.ndarray:
