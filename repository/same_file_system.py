@@ -9,7 +9,7 @@ from serving.contract.errors import ExportError
 
 
 def can_rename(staging: Path, repository: Path) -> bool:
-    """Return whether both folders are on one file system, and in one mount."""
+    """Return whether both folders are on one file system, and in one mount; also True where nothing can be written at all."""
     try:
         try_rename(staging, repository)
     except OSError as error:

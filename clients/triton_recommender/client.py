@@ -171,7 +171,7 @@ class SharedClient:
         return replace(event, user_id=resolve_visitor(event), session=None)
 
     def make_observe_calls(self, events: list[Event], model: ModelDescription) -> Iterator[Call]:
-        """Yield calls of `observe`, each with at most as many events as the server takes."""
+        """Yield calls of `observe`, each with at most as many events as the server takes. Raises InvalidRequest."""
         for part in _split(events, model.max_batch):
             keyed = all(event.event_id is not None for event in part)
             yield self._make_call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def escape_text(text: str) -> str:
-    """Return the text with control and formatting characters written out, such as \\x1b, and other whitespace as spaces."""
+    """Return the text with line breaks and other whitespace as spaces; control and formatting characters are written out."""
     return "".join(_escape(character) for character in text)
 
 

@@ -241,7 +241,7 @@ class AsyncFakeTransport(FakeServer):
 
 
 class _Received:
-    """Calls, queries, events and upserts that arrived at the fake, oldest first."""
+    """Queries, events and upserts that arrived at the fake, oldest first."""
 
     server: FakeServer
 

@@ -5,7 +5,8 @@ Version 2.51 behaves as follows:
   out of reach, and we report the spread over the windows instead;
 - so does a level with a window in which nothing was answered, as when a busy machine stalls; it is measured again;
 - once in some hundred levels it hangs over HTTP, and is started again;
-- any error answer ends the run, and the export file must not exist;
+- any error answer ends the run;
+- the export file must not exist before;
 - the export repeats every input and output, so we keep only its times.
 """
 

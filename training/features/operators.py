@@ -1,7 +1,7 @@
 """Replacements for operators of NVTabular 23.8 that are wrong or fail on a CPU.
 
 A saved workflow refers to this module. With [merlin] preprocess = "nvtabular" it is published beside the workflow, so it
-imports nothing else of the checkout and runs on Python 3.10.
+imports only `serving` of the checkout, which is published too, and runs on Python 3.10.
 """
 
 from __future__ import annotations

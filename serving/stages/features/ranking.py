@@ -271,7 +271,7 @@ def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, i
     """Write an item's popularity: now, and around the user's last visit; and its first and latest sale after that visit.
 
     The popularity around the visit is written alone, and relative to that of all time.
-    An item that came after a user's last visit is new to that user; older items were not taken.
+    An item that came after a user's last visit is new to that user, who passed over the older ones.
     idle_days: float32, from the last event of the history to the clock
     """
     last = popularity_then.shape[1] - 1
