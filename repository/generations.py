@@ -101,7 +101,8 @@ def require_published(repo: Path, generation: int) -> tuple[int, ...]:
     published = list_published_generations(repo)
     if generation not in published:
         raise ConfigError(
-            f"Generation {generation} is not in {repo}, which holds {list(published)}. Publish it with `make export`."
+            f"Generation {generation} is not in {repo}, which holds {list(published)}. Name one of these, or publish another "
+            "with `make export`."
         )
     return published
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from repository.generations import SEALED, list_published_generations, read_published_s
+from repository.generations import SEALED, list_published_generations, read_published_s, require_published
 from repository.owner import copy_owner
 from repository.triton.models import hash_manifest
 from serving.contract.artifacts import MANIFEST_FILE, find_stage_folder, read_json
@@ -303,9 +303,7 @@ def describe_generation(
 
 def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
     """Return the manifest of a published generation. Raises ConfigError where it is not published, ArtifactError."""
-    published = list_published_generations(repo)
-    if generation not in published:
-        raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}. Name one of these.")
+    require_published(repo, generation)
     return read_json(find_stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
 
 

@@ -98,7 +98,12 @@ def explain_nothing(folder: Path, experiment: str, since_ms: int, generation: in
     since = f" since {datetime.fromtimestamp(since_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC" if since_ms else ""
     if experiment:
         logged = ", ".join(sorted(filter(None, names))) or "no experiment"
-        return f"No answer of experiment {experiment!r} is logged{since}; the log has answers of {logged}."
+        if since:
+            return (
+                f"No answer of experiment {experiment!r} is logged{since}: its start, the last change of its share, or as "
+                f"--days say. Wait for some. The log has answers of {logged} since then."
+            )
+        return f"No answer of experiment {experiment!r} is logged; the log has answers of {logged}."
     if count:
         return "The log has answers of shadows alone, which nobody saw. Wait for shown answers."
     return f"No answer is logged{since}. Choose more --days."
