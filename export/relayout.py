@@ -2,7 +2,7 @@
 
     relayout(Path("model_repository"), Path("fused_repository"), "fused")
 
-Both have the same models, give the same answers, and can be served side by side.
+Both have the same models, give the same answers (with as many candidates), and can be served side by side.
 """
 
 from __future__ import annotations

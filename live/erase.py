@@ -27,7 +27,7 @@ from live.deferred import Deferred, read_deferred, resume
 from live.exposures import count_exposures, digest_user, erase_exposures
 from live.maintenance import lock, remove_unfinished
 from serving.contract.durable import append_durably
-from serving.contract.errors import RecommenderError
+from serving.contract.errors import DependencyError, RecommenderError
 from serving.live.event_ids import forget_id
 from serving.live.events import (
     HEADER,
@@ -98,10 +98,9 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
     removed["answers"] = erase_exposures(folder, user_id, read_wall_clock_ms())
     remove_learned(folder)
     if shared:
-        wait_until_shared(writer, shared, user_id)
-    resume(writer, USERS_VIEW, [user_id])  # the user's events are anonymized, so none is left to wait for Redis
-    if shared:
-        removed["fields in Redis"] = shared.delete(USERS_VIEW, user_id)
+        removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
+    else:
+        resume(writer, USERS_VIEW, [user_id])
     remove_unfinished(folder)  # last, because only their owner may be able to remove them; without it there is no proof
     erasure = Erasure(digest_user(user_id), read_wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     append_durably(folder / PROOFS, json.dumps(asdict(erasure)) + "\n")
@@ -170,6 +169,21 @@ def anonymize_events(txn: lmdb.Transaction[bytes], store: Store, keys: Sequence[
         removed["changes"] += txn.delete(key, db=store.changes)
         txn.put(key, pack(anonymize(event, np.array([True])))[0], db=store.events)
     return removed
+
+
+def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
+    """Remove a user's hash once Redis has this machine's anonymized log. Return how many fields it had.
+
+    Raises RecommenderError as `wait_until_shared` does, and DependencyError while Redis does not answer.
+    """
+    try:
+        wait_until_shared(writer, shared, user_id)
+        resume(writer, USERS_VIEW, [user_id])  # the user's events are anonymized, so none is left to wait for Redis
+        return shared.delete(USERS_VIEW, user_id)
+    except DependencyError as error:
+        raise DependencyError(
+            f"{error} Store, archive and exposure log are erased, Redis is not: erase user {user_id} again once it answers."
+        ) from error
 
 
 def wait_until_shared(writer: Writer, shared: RedisState, user_id: int) -> None:

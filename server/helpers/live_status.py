@@ -73,7 +73,9 @@ def _describe_redis(values: dict[str, float]) -> tuple[bool, str]:
     if silent_s > SILENT_S:
         return True, f"`python -m live share` has given no sign of life for {silent_s:.0f} s, so events wait"
     if values["redis_down"]:
-        return True, f"not reachable, or it takes no events; {lag:,} events wait. It is tried again"
+        # Not all are known where `live share` was started meanwhile.
+        waiting = f"at least {lag:,} events wait" if lag else "new events wait"
+        return True, f"not reachable, or it takes no events; {waiting}. It is tried again"
     if deferred:
         listed = "`python -m live inspect` lists them"
         return True, f"reachable, {lag:,} events behind; {deferred:,} keys cannot be read, so their events wait: {listed}"

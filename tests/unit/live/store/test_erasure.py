@@ -22,6 +22,7 @@ from live.erase import erase_user, search_user
 from live.exposures import erase_exposures
 from live.maintenance import Retention, maintain
 from live.replay import count_differences, replay
+from server.start.ports import find_free_port
 from serving.contract.errors import ConfigError, DependencyError, RecommenderError
 from serving.contract.ids import session_id
 from serving.contract.rounds import make_scratch_prefix
@@ -29,6 +30,7 @@ from serving.contract.tensors import PAD_ID
 from serving.live.events import USER_CHANGED, EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
+from serving.live.shared.redis_state import RedisState
 from serving.live.store import LEARNED, make_id_keys
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
@@ -135,6 +137,17 @@ def test_an_erasure_leaves_room_for_events_and_covers_those_that_came_meanwhile(
     assert erasure.removed["events"] == 100 + len(appended)
     assert not any(erasure.left.values())
     assert replay(folder).is_equal
+
+
+def test_an_erasure_that_redis_does_not_answer_says_what_is_erased_and_can_be_run_again(writer, folder):
+    writer.append(purchase(7, 3))
+    with closing(RedisState(f"127.0.0.1:{find_free_port()}", "shop")) as shared:
+        expected = "Store, archive and exposure log are erased, Redis is not: erase user 7 again once it answers"
+        with pytest.raises(DependencyError, match=expected):
+            erase_user(writer, 7, shared)
+    assert not any(search_user(folder, 7).values())
+    assert not (folder / "erasures.jsonl").exists()
+    assert not any(erase_user(writer, 7).left.values())
 
 
 def test_an_erasure_that_was_interrupted_can_be_run_again(writer, folder, monkeypatch):
