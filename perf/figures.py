@@ -60,7 +60,9 @@ class Figure(BaseModel, frozen=True):
         low, high = (_round(end(self.values)) if self.values else None for end in (np.min, np.max))
         low_high = {"low": low, "high": high} if low != high else {}
         bounds = {"at_most": self.at_most, "at_least": self.at_least}
-        return Record(figure=self.name, value=_round(self.median), unit=self.unit, **low_high, **bounds)
+        record = Record(figure=self.name, value=_round(self.median), unit=self.unit, **low_high, **bounds)
+        # A median just beyond its bound is written as it is: rounded, it could be the bound itself, and count as met.
+        return record if record.met == self.met else record.model_copy(update={"value": self.median})
 
 
 class Record(BaseModel, frozen=True):

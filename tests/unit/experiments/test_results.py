@@ -109,6 +109,8 @@ def test_a_figure_that_was_not_measured_is_refused():
         ([2.0], {"at_least": 2.5}, False),
         ([0.96], {"at_least": 0.945, "at_most": 0.96}, True),
         ([0.97], {"at_least": 0.945, "at_most": 0.96}, False),
+        ([0.98997], {"at_least": 0.99}, False),  # four digits of it are the bound
+        ([1.10004], {"at_most": 1.1}, False),
         ([5.0], {}, None),
     ],
 )
