@@ -82,7 +82,8 @@ def publish_with_half(repo: Path, copy: Path, scratch: Path) -> None:
     items = list(catalogue["item_names"] or catalogue["item_ids"].tolist())
     rules = read_json(rerank, CONFIG_FILE) | {"blocked_items": items[::2]}
     compile_for_generation(other, scratch / "rules", generation, rules)
-    for path in (scratch / "rules" / str(generation)).iterdir():
+    [compiled] = (scratch / "rules").iterdir()
+    for path in compiled.iterdir():
         (rerank / path.name).unlink()  # it is read-only
         shutil.move(path, rerank / path.name)
     seal_again(other, generation, "rerank")
