@@ -141,3 +141,20 @@ def test_a_fault_is_described_by_what_callers_and_metrics_saw_of_it():
     figures = recovery.make_figures(rounds | {f"{name}: {kind}": [value] for kind, value in worse.items()}, 1)
     lost = [f"{faults}: {recovery.LOST}" for faults in ("all faults", name)]
     assert sorted(list_missed(figures)) == sorted([*lost, f"all faults: {recovery.SHOWN}, of 1", f"{name}: {recovery.UNREADY}"])
+
+
+def test_an_event_that_is_lost_in_one_round_of_three_is_lost():
+    rounds = {f"rank killed: {kind}": [0.0, float(kind == recovery.LOST), 0.0] for kind in recovery.NEVER}
+    missed = list_missed(recovery.make_figures(rounds, 3))
+    assert missed == [f"all faults: {recovery.LOST}", f"rank killed: {recovery.LOST}"]
+
+
+def test_metrics_must_show_every_fault_of_callers_in_every_round():
+    """The supervisor's end need not be shown: its signal makes up for no other."""
+    shown = {"rank killed": [1.0, 1.0, 1.0], "rerank killed": [1.0, 0.0, 1.0], "supervisor killed": [1.0, 1.0, 1.0]}
+    [signals] = (
+        figure
+        for figure in recovery.make_figures({f"{name}: {recovery.SHOWN}": values for name, values in shown.items()}, 3)
+        if recovery.SHOWN in figure.name
+    )
+    assert (signals.name, signals.values, signals.met) == (f"all faults: {recovery.SHOWN}, of 2", [1.0], False)
