@@ -7,12 +7,13 @@ import json
 import socket
 import threading
 import time
+from collections import defaultdict
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from experiments import broken_challengers, gateway_soak, overload, recovery, rest_load
+from experiments import broken_challengers, gateway_soak, overhead_figures, overload, recovery, rest_load
 from experiments.fault_load import ACCEPTED, FULL, POPULAR, Seen
 from experiments.faults import FAULTS
 from experiments.served import publish_with_half
@@ -158,3 +159,10 @@ def test_metrics_must_show_every_fault_of_callers_in_every_round():
         if recovery.SHOWN in figure.name
     )
     assert (signals.name, signals.values, signals.met) == (f"all faults: {recovery.SHOWN}, of 2", [1.0], False)
+
+
+def test_errors_of_one_round_are_errors():
+    """Two of five rounds at half of the peak, which the median leaves out."""
+    by_round = defaultdict(lambda: np.ones(5)) | {"fused half, errors": np.array([0.0, 0.01, 0.0, 0.02, 0.0])}
+    figures = overhead_figures.make_layout_figures(by_round, "fused", overhead_figures.Bounds(share=0.5))
+    assert list_missed(figures) == ["fused: most errors at half of the peak, share"]
