@@ -3,9 +3,9 @@
     python -m experiments.gateway_soak --repo model_repository [--minutes 60] [--fault-every-s 60]
 
 The second generation blocks every second item, so that its lists differ from those of the first. The soak fails on any status
-but 200, on an answer that differs from the first one of the same user and generation, if the generations' lists are alike, if
-memory grows by more than a tenth, or if the server does not answer in time after a fault. While the gateway itself is down, its
-port refuses connections. These requests are counted, and fail nothing.
+but 200, on a request without an answer, on an answer that differs from the first one of the same user and generation, if the
+generations' lists are alike, if memory grows by more than a tenth, or if the server does not answer in time after a fault. After
+the gateway itself was killed, its port refuses connections until it is back. These requests are counted, and fail nothing.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ LOAD_SHARE = 0.5  # of the peak
 RECOVERY_LIMIT_S = 60.0  # from a fault until the server answers again
 FEWEST_FAULTS = 2  # a fault and a move, however slow the machine is
 PAUSE_S = 2.0  # for which a process is paused
+Period = tuple[float, float]  # begin and end, time.monotonic()
 
 
 @dataclass
 class Watched:
     """Observations of the load.
 
-    statuses: HTTP status, or "refused" for a request without an answer -> requests
+    statuses: HTTP status -> requests; unanswered_s: time.monotonic() of each request that ended without an answer
     degraded: answers by the gateway's fallback; wrong: answers that differ from the first one
     first: (generation, user) -> item ids of the first answer
     """
 
-    statuses: Counter = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    unanswered_s: list[float] = field(default_factory=list)
     degraded: int = 0
     wrong: int = 0
     first: dict[tuple[int, int], list] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class Load(threading.Thread):
         try:
             self.watched.record(user, *await connections.ask(encode_get(f"/v1/recommendations?user={user}")))
         except (OSError, TimeoutError):
-            self.watched.statuses["refused"] += 1
+            self.watched.unanswered_s.append(time.monotonic())
 
     def finish(self) -> Watched:
         self._stop_sending.set()
@@ -131,6 +133,7 @@ def move(served: Served) -> None:
         control.activate(served.state, others[0], served.run_dir)
 
 
+GATEWAY_KILLED = "gateway killed"
 FAULTS: dict[str, Callable[[Served], None]] = {
     "rank killed": lambda served: served.find_stub("rank").kill(),
     "moved to the other generation": move,
@@ -138,7 +141,7 @@ FAULTS: dict[str, Callable[[Served], None]] = {
     "retrieve paused": lambda served: pause(served.find_stub("retrieve").pid),
     "moved back": move,
     "live writer killed": lambda served: served.find_stub("observe").kill(),
-    "gateway killed": lambda served: served.find_gateway_processes()[0].kill(),
+    GATEWAY_KILLED: lambda served: served.find_gateway_processes()[0].kill(),
     "tritonserver paused": lambda served: pause(served.state.pid),
 }
 
@@ -147,6 +150,7 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
     """Send load and cause the faults in turn, one per `every_s`, for `seconds` and for FEWEST_FAULTS at least."""
     peak = measure_peak(served, 1.0, rng)
     load, recovered_s, broken = Load(served.port, served.draw_user_ids(USERS, rng), LOAD_SHARE * peak), [], 0
+    down: list[Period] = []
     load.start()
     time.sleep(min(every_s, 5.0))
     begun_s, before_mb, number = time.monotonic(), served.measure_rss_mb(), 0
@@ -164,25 +168,31 @@ def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generato
             time.sleep(0.05)
         answered_s = load.watched.answered_s
         broken += answered_s < seen_s
+        down += [(fault_s, time.monotonic())] if name == GATEWAY_KILLED else []
         recovered_s.append((answered_s if answered_s >= seen_s else time.monotonic()) - fault_s)
         print(f"{time.monotonic() - begun_s:.0f} s: {name}, answers after {recovered_s[-1]:.1f} s", file=sys.stderr, flush=True)
         time.sleep(max(every_s - (time.monotonic() - fault_s), 0))
-    return make_figures(load.finish(), recovered_s, broken, served.measure_rss_mb() / before_mb)
+    return make_figures(load.finish(), recovered_s, broken, served.measure_rss_mb() / before_mb, down)
 
 
-def make_figures(watched: Watched, recovered_s: list[float], broken: int, memory_ratio: float) -> list[Figure]:
+def make_figures(
+    watched: Watched, recovered_s: list[float], broken: int, memory_ratio: float, down: list[Period]
+) -> list[Figure]:
     """Return the figures of a soak with their bounds.
 
     recovered_s: seconds after each fault or move until the server answered; broken: how many it did not recover from in time
+    down: from each end of the gateway until the server answered through the next one
     """
-    statuses = sum(count for status, count in watched.statuses.items() if status not in (200, "refused"))
+    statuses = sum(count for status, count in watched.statuses.items() if status != 200)
+    refused = sum(any(begun_s <= at_s <= ended_s for begun_s, ended_s in down) for at_s in watched.unanswered_s)
     return [
-        Figure(name="requests", values=[sum(watched.statuses.values())], at_least=1),
+        Figure(name="requests", values=[watched.statuses.total() + len(watched.unanswered_s)], at_least=1),
         Figure(name="faults and moves", values=[len(recovered_s)], at_least=1),
         Figure(name="wrong or mixed answers", values=[watched.wrong], at_most=0),
         Figure(name="users whom the two generations answer differently", values=[watched.differing_share], at_least=0.9),
         Figure(name="any status but 200", values=[statuses], at_most=0),
-        Figure(name="refused while the gateway was down", values=[watched.statuses["refused"]]),
+        Figure(name="requests without an answer", values=[len(watched.unanswered_s) - refused], at_most=0),
+        Figure(name="refused while the gateway was down", values=[refused]),
         Figure(name="answered with popular items", values=[watched.degraded]),
         Figure(name="faults without recovery", values=[broken], at_most=0),
         Figure(name="until the server answers again", values=recovered_s, unit="s"),

@@ -76,17 +76,26 @@ def test_a_soak_counts_answers_that_differ_within_a_generation_and_errors():
     watched.record(7, 200, encode_answer(1, [1, 2]))
     watched.record(7, 200, encode_answer(2, [3, 4]))
     watched.record(7, 200, encode_answer(1, [9], ("gateway_fallback",)))
-    watched.statuses["refused"] += 1
     assert watched.answered_s > 0
-    assert list_missed(gateway_soak.make_figures(watched, [1.5, 2.5], 0, 1.05)) == []
+    assert list_missed(gateway_soak.make_figures(watched, [1.5, 2.5], 0, 1.05, [])) == []
     watched.record(7, 200, encode_answer(2, [1, 2]))
     watched.record(8, 503, b"busy")
-    figures = gateway_soak.make_figures(watched, [1.5, 60.0], 1, 1.2)
+    figures = gateway_soak.make_figures(watched, [1.5, 60.0], 1, 1.2, [])
     missed = ["wrong or mixed answers", "any status but 200", "faults without recovery", "memory afterwards over before"]
     assert list_missed(figures) == missed
     values = {figure.name: figure.median for figure in figures}
-    assert values["requests"] == 6
+    assert values["requests"] == 5
     assert values["answered with popular items"] == values["wrong or mixed answers"] == 1
+
+
+def test_a_request_without_an_answer_is_excused_only_while_the_gateway_was_down():
+    watched = gateway_soak.Watched(unanswered_s=[10.1, 11.0, 20.0])
+    for generation in (1, 2):
+        watched.record(7, 200, encode_answer(generation, [generation]))
+    figures = {figure.name: figure for figure in gateway_soak.make_figures(watched, [1.5], 0, 1.0, [(10.0, 11.5)])}
+    assert list_missed(list(figures.values())) == ["requests without an answer"]
+    counts = ("requests", "requests without an answer", "refused while the gateway was down")
+    assert [figures[name].median for name in counts] == [5, 1, 2]
 
 
 def test_a_soak_whose_generations_answer_alike_could_not_see_a_mixed_answer():
@@ -95,9 +104,9 @@ def test_a_soak_whose_generations_answer_alike_could_not_see_a_mixed_answer():
         watched.record(7, 200, encode_answer(generation, [1, 2]))
     watched.record(8, 200, encode_answer(1, [1, 2]))
     alike = "users whom the two generations answer differently"
-    assert list_missed(gateway_soak.make_figures(watched, [1.5], 0, 1.0)) == [alike]
+    assert list_missed(gateway_soak.make_figures(watched, [1.5], 0, 1.0, [])) == [alike]
     watched.record(8, 200, encode_answer(2, [3]))
-    [figure] = [each for each in gateway_soak.make_figures(watched, [1.5], 0, 1.0) if each.name == alike]
+    [figure] = [each for each in gateway_soak.make_figures(watched, [1.5], 0, 1.0, []) if each.name == alike]
     assert figure.values == [0.5]
 
 
