@@ -4,7 +4,7 @@
 
 The second generation blocks every second item, so that its lists differ from those of the first. The soak fails on any status
 but 200, on a request without an answer, on an answer that differs from the first one of the same user and generation, if the
-generations' lists are alike, if memory grows by more than a tenth, or if the server does not answer in time after a fault. After
+generations' lists are alike, if memory grows by more than a tenth, or if the server does not answer in time after a fault. Once
 the gateway itself was killed, its port refuses connections until it is back. These requests are counted, and fail nothing.
 """
 

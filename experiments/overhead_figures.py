@@ -92,6 +92,7 @@ def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bo
         return Figure(name=f"{layout}: {name}", values=values.tolist(), unit=unit, **bound)
 
     p50_ms, rate = by_round[f"{layout} p50"], by_round[f"{layout} rate"]
+    errors = by_round[f"{layout} half, errors"]
     many, many_unbatched = by_round[f"{layout} rate, many"], by_round[f"{unbatched} rate, many"]
     return [
         make_figure("p50 of one client", p50_ms, "ms"),
@@ -111,7 +112,7 @@ def make_layout_figures(by_round: dict[str, np.ndarray], layout: str, bounds: Bo
             by_round[f"{layout} half, p99"] / by_round[f"{layout} half, p50"],
             at_most=bounds.tail,
         ),
-        make_figure("most errors at half of the peak, share", by_round[f"{layout} half, errors"].max(keepdims=True), at_most=0.0),
+        make_figure("most errors at half of the peak, share", errors.max(keepdims=True), at_most=0.0),
         *(make_figure(f"half of the peak: {w}", by_round[f"{layout} half, {k}"], unit) for k, (w, unit) in AT_HALF.items()),
         make_figure("batching over none: answers/s of 32 clients", many / many_unbatched, at_least=bounds.batching),
         make_figure(

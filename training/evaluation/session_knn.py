@@ -3,8 +3,8 @@
     the user's last items, newest weighing most ─▶ earlier visits that share items ─▶ other items of those visits
 
 It needs no training and uses every event at once, which makes it hard to beat on logs with sessions. Ludewig and Jannach,
-"Evaluation of session-based recommendation algorithms" (2018), describe the method. Choose one of VARIANTS on an earlier part
-of the log.
+"Evaluation of session-based recommendation algorithms" (2018), describe the method. Choose one of VARIANTS, or POPULAR, on an
+earlier part of the log: where visits tell little, popular items are the better list.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class KnnSettings(NamedTuple):
 
 
 VARIANTS = tuple(
-    KnnSettings(own_items=own_items, normalise=normalise, idf=idf)
-    for own_items, normalise, idf in product((1, 3, 20), (False, True), (False, True))
+    KnnSettings(own_items=own_items, neighbours=neighbours, normalise=normalise, idf=idf)
+    for own_items, neighbours, normalise, idf in product((1, 3, 20), (20, 100, 500), (False, True), (False, True))
 )
+POPULAR = KnnSettings(neighbours=0)  # without neighbours, every list is one of popular items
 
 
 class Visits(NamedTuple):
