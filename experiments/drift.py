@@ -139,15 +139,17 @@ def compare_with_evidently(columns: Columns, window: Columns) -> float:
     arrays = {f"reference.{name}": values for name, values in columns.items()}
     arrays |= {f"window.{name}": window[name] for name in columns}
     evidently = run_in_environment("evidently", EVIDENTLY_PACKAGES, Path(__file__).with_name("drift_evidently.py"), arrays)
-    worst = 0.0
+    return find_largest_difference(columns, window, evidently)
+
+
+def find_largest_difference(columns: Columns, window: Columns, evidently: dict[str, dict[str, float]]) -> float:
+    """Return the largest difference, NaN if one of the values is none. evidently: its psi and kl by feature"""
+    differences = []
     for name, values in columns.items():
         reference_shares, window_shares = (counts / counts.sum() for counts in count_as_evidently(values, window[name]))
-        worst = max(
-            worst,
-            abs(evidently[name]["psi"] - compute_psi(reference_shares, window_shares)),
-            abs(evidently[name]["kl"] - compute_kl(reference_shares, window_shares)),
-        )
-    return worst
+        differences.append(evidently[name]["psi"] - compute_psi(reference_shares, window_shares))
+        differences.append(evidently[name]["kl"] - compute_kl(reference_shares, window_shares))
+    return float(np.abs(differences).max())
 
 
 def count_as_evidently(reference: np.ndarray, window: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ count as one that holds it, nor as a wrong interval: its 23 or 35 clicks are few
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -236,10 +236,19 @@ def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
             reference = run_in_environment("obp", OBP_NEEDS, script, arrays | slate_arrays | more_arrays, OBP)
             for name, estimate in (estimates | slates | others).items():
                 differences[name].append(abs(reference[name] - estimate.value))
-    for name, values in differences.items():
-        difference = f"{name}, largest difference from obp, of {len(values)} logs"
-        figures.append(Figure(name=difference, values=[max(values)], at_most=MOST_DIFFERENCE))
-    return figures
+    return figures + make_difference_figures(differences)
+
+
+def make_difference_figures(differences: Mapping[str, Sequence[float]]) -> list[Figure]:
+    """Return the largest difference from obp by estimator, NaN if one is. differences: by estimator, one of each log"""
+    return [
+        Figure(
+            name=f"{name}, largest difference from obp, of {len(values)} logs",
+            values=[float(np.max(values))],
+            at_most=MOST_DIFFERENCE,
+        )
+        for name, values in differences.items()
+    ]
 
 
 def main(
