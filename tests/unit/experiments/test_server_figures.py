@@ -7,13 +7,13 @@ import json
 import socket
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from experiments import broken_challengers, gateway_soak, overhead_figures, overload, recovery, rest_load
+from experiments import broken_challengers, gateway_soak, malformed, overhead_figures, overload, recovery, rest_load
 from experiments.fault_load import ACCEPTED, FULL, POPULAR, Seen
 from experiments.faults import FAULTS
 from experiments.served import publish_with_half
@@ -65,6 +65,20 @@ def test_a_load_that_its_sender_holds_back_is_told(monkeypatch):
     assert (np.sort(answers.sent_late_s) >= 0.05 * np.arange(4)).all()
     assert (answers.sent_late_s < answers.latency_s).all()
     assert np.isnan(rest_load.Answers.empty(1).sent_late_s).all()
+
+
+def test_a_connection_that_is_closed_in_place_of_an_answer_is_no_reply():
+    def hang_up(listening: socket.socket) -> None:
+        for _ in range(2):
+            with listening.accept()[0] as peer:
+                peer.recv(1_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        hanging_up = threading.Thread(target=hang_up, args=[listening])
+        hanging_up.start()
+        statuses = malformed.send_http(listening.getsockname()[1], [rest_load.encode_get("/")] * 2)
+        hanging_up.join()
+    assert malformed.count_unanswered({"REST": statuses, "gRPC": Counter(INVALID_ARGUMENT=3)}) == 2
 
 
 def encode_answer(generation: int, items: list[int], degraded: tuple[str, ...] = ()) -> bytes:
