@@ -257,7 +257,9 @@ def main(
 ) -> None:
     """Judge a policy from another one's log. Exit code 1 when an interval misses the truth too often, or obp differs."""
     machine, figures = read_machine(), measure(data, compare_with_obp=True)
-    conditions = "Open Bandit data set, campaign men, 10,000 decisions of each policy"
+    conditions = (
+        "Open Bandit data set, campaign men, 10,000 decisions of each policy; the ends of an estimate are its 95 % interval"
+    )
     finish("off-policy", "Off-policy estimates", "python -m experiments.off_policy", conditions, figures, results, machine)
 
 
