@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +25,14 @@ from export.build import build_repository
 from export.continuous.continued import continue_log, find_prompted, read_changes
 from export.continuous.prequential import Upserted, answer_live, choose_questions
 from export.continuous.verdict import LEAST_QUESTIONS, Verdict, judge
+from export.continuous.waits import count_awaited, find_rest, format_time, name_experiment
 from export.relayout import relayout
 from export.settings import Settings, read_served_settings
 from export.steps.learning import Learning, keep_learned, measure_erasures, plan_learning
-from repository.experiments import NOT_PROMOTED, STOPPED, find_experiment_folder, find_running
+from repository.experiments import find_experiment_folder, find_running
 from repository.generations import pin
 from repository.publish import make_read_only
-from repository.registry import REASON, Act, read_acts, read_manifest, record_act, record_publication
+from repository.registry import REASON, read_manifest, record_act, record_publication
 from repository.rounds import Outcome, hold_round_lock, mark_round
 from repository.triton.config import CONFIG_FILE, read_layout
 from repository.triton.models import read_config
@@ -58,9 +58,6 @@ from training.dataset import Dataset
 
 JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
 MOST_QUESTIONS = 2_000
-MOST_DOUBLED = 3  # candidates that were not as good, each of which doubles the wait
-REFUSED = ("rolled back", STOPPED, NOT_PROMOTED)  # acts that end an experiment and leave the champion
-REST_S = 86_400  # after such an experiment, before users meet another candidate; doubled likewise
 STARTED = "Started from the weights"  # in the report of a round whose models started from those of the serving generation
 
 
@@ -295,61 +292,6 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
         move_servers(repo, generation, RUN_DIR)
         pin(repo, generation)
     return generation
-
-
-def count_awaited(repo: Path, serving: int, least_events: int) -> int:
-    """Return how many events must be newer than generation `serving` before a round trains.
-
-    After 0, 1, 2, 3, 4, 5, … candidates that were not as good, or not promoted, it is 1, 2, 4, 8, 16, 24, … times
-    `least_events`: a shop whose taste does not change trains less often, but does not stop.
-    """
-    refused = sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
-    refused += len(find_refused(repo, serving))
-    return least_events * (2 ** min(refused, MOST_DOUBLED) + 2**MOST_DOUBLED * max(0, refused - MOST_DOUBLED))
-
-
-def find_refused(repo: Path, serving: int) -> dict[int, Act]:
-    """Return the challengers newer than `serving` that were not promoted, with the acts that ended their experiments.
-
-    Shadows are left out, and so are experiments of persons that were stopped: they say nothing against the challenger.
-    """
-    ended = [act for act in read_acts(repo) if act.action in REFUSED and act.generation > serving]
-    return {act.generation: act for act in ended if not is_test(act)}
-
-
-def is_test(act: Act) -> bool:
-    """Return whether an experiment was a shadow, or was started by a person and then stopped. act: that ended it"""
-    is_own = act.facts.get("experiment") == name_experiment(act.generation)
-    return act.facts.get("mode") == "shadow" or (act.action == STOPPED and not is_own)
-
-
-def name_experiment(generation: int) -> str:
-    """Return the name of the experiment in which a round shows its generation to a share of the users."""
-    return f"generation-{generation}"
-
-
-def find_rest(repo: Path, serving: int, now_s: float) -> str:
-    """Return why, and until when, to wait after challengers that were not promoted; "" for no wait.
-
-    The next candidate learns nearly the same log as the last, and would be shown to users who were just spared it. So it comes
-    1, 2, 4, 8, 8, … days later. now_s: unix seconds
-    """
-    refused = find_refused(repo, serving)
-    acts = [act for act in refused.values() if act.time_s <= now_s + REST_S]  # the clock of the others was wrong
-    if not acts:
-        return ""
-    last = max(acts, key=lambda act: (act.time_s, act.generation))
-    rest_s = REST_S * 2 ** min(len(refused) - 1, MOST_DOUBLED)
-    if now_s >= last.time_s + rest_s:
-        return ""
-    return (
-        f"challenger {last.generation} was not promoted ({last.reason}), and another one would be much like it. The next round "
-        f"trains from {format_time(last.time_s + rest_s)} on"
-    )
-
-
-def format_time(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def find_unfinished(repo: Path) -> str:
