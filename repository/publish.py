@@ -319,7 +319,8 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
         if differing := compare_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
                 f"{repository} serves another contract: {differing} of {name} differ. "
-                "Generations of one repository share their tensors: export into another REPO, or remove this one first."
+                "Generations of one repository share their tensors: export into another REPO, with its live store "
+                "(docs/operating.md, Upgrade), or remove this one first."
             )
 
 
