@@ -25,10 +25,12 @@ from server.state import ServerState
 from server.status.clock import describe_wrong_clock
 from server.status.health import describe_unready, open_local_client, read_model_states
 from server.status.log import explain_end
+from serving.contract.artifacts import find_stage_folder, make_stage_settings, read_stage
 from serving.contract.errors import ArtifactError, RecommenderError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PROBE_USER_ID, USER_ID
 from serving.live.store import DATA_FILE
+from serving.stages.live.models import LiveSettings
 
 QUESTION_TIMEOUT_S = 3.0
 LATE_S = 10.0  # a server that has not answered a request so long after its time hangs: the request is cancelled
@@ -90,7 +92,7 @@ def _list_warnings(state: ServerState) -> tuple[str, ...]:
 
 def list_start_warnings(repo: Path) -> list[str]:
     """Return what a server on a repository will suffer from, as messages."""
-    return list(filter(None, (describe_network_disk(repo), describe_wrong_clock(repo))))
+    return list(filter(None, (describe_network_disk(repo), describe_wrong_clock(repo), describe_unknown_settings(repo))))
 
 
 def describe_network_disk(repo: Path) -> str:
@@ -109,6 +111,17 @@ def describe_network_disk(repo: Path) -> str:
         f"the live store {folder} is on a network file system ({kind}), where two machines that use it damage it: export with "
         "[live] folder on a disk of this machine"
     )
+
+
+def describe_unknown_settings(repo: Path) -> str:
+    """Return a message if the live settings are of another version of this project; "" otherwise, and where there are none."""
+    try:
+        folder = find_stage_folder(repo, OBSERVE, read_pinned_generation(repo))
+        if folder.is_dir():
+            make_stage_settings(folder, read_stage(folder), LiveSettings)
+    except ArtifactError as error:
+        return f"the live store is not maintained, and no events come from Kafka or go to Redis, because {error}"
+    return ""
 
 
 def describe_other_pin(state: ServerState) -> str:

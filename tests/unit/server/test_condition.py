@@ -16,7 +16,8 @@ from repository.generations import pin
 from server import keys
 from server.start.ports import find_free_ports
 from server.state import ServerState
-from server.status.condition import ask, describe_network_disk, describe_other_pin, examine
+from server.status.condition import ask, describe_network_disk, describe_other_pin, examine, list_start_warnings
+from serving.contract.artifacts import read_stage
 from serving.contract.errors import ServerError
 from serving.contract.tensors import PROBE_USER_ID
 from serving.live.experiment import Experiment
@@ -47,6 +48,19 @@ def test_a_live_store_on_a_network_file_system_is_told(tmp_path, monkeypatch):
     assert describe_network_disk(tmp_path / "absent") == ""
     shutil.rmtree(repo / "observe")
     assert describe_network_disk(repo) == ""
+
+
+def test_live_settings_of_another_version_are_told_because_no_helper_of_the_store_runs_with_them(tmp_path):
+    repo = copy_lean_repository(tmp_path / "repo")
+    assert list_start_warnings(repo) == []
+    info = read_stage(repo / "observe" / "1")
+    replace(info, settings=info.settings | {"of_a_later_version": 1}).write(repo / "observe" / "1")
+    [told] = list_start_warnings(repo)
+    assert told.startswith("the live store is not maintained, and no events come from Kafka or go to Redis, because ")
+    assert "has other settings than observe expects" in told
+    assert "'of_a_later_version'. Export the repository again (`make export`), or move" in told
+    shutil.rmtree(repo / "observe")
+    assert list_start_warnings(repo) == []
 
 
 def test_another_generation_than_the_pinned_one_is_told(state):
