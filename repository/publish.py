@@ -36,7 +36,7 @@ from repository.generations import SEALED, list_published_generations, write_pin
 from repository.lock import hold_publication_lock
 from repository.registry import find_holders, read_acts, record_late
 from repository.same_file_system import can_rename, refuse_other_file_system
-from repository.triton.code import copy_serving_code
+from repository.triton.code import copy_serving_code, refuse_changed_sources
 from repository.triton.config import (
     CONFIG_FILE,
     Serving,
@@ -100,6 +100,7 @@ class Staging:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Staging:
+        refuse_changed_sources()
         try:
             self.repository.mkdir(parents=True, exist_ok=True)
             self._lock = find_staging_lock(self.repository).open("w")

@@ -8,15 +8,40 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from serving.contract.errors import ExportError
+
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGE = "serving"
+
+
+def stamp_sources() -> dict[Path, tuple[int, int]]:
+    """Return the size and the time of change (ns) of each file of the package `serving`."""
+    statuses = {path: path.stat() for path in (PROJECT / PACKAGE).rglob("*.py")}
+    return {path: (status.st_size, status.st_mtime_ns) for path, status in statuses.items()}
+
+
+SOURCES = stamp_sources()  # when this process began
+
+
+def refuse_changed_sources() -> None:
+    """Raise ExportError if the code changed since this process began, as by `git pull` beside a long round of training.
+
+    The process makes files by the former code, and a generation would carry the new code to read them.
+    """
+    if changed := sorted(path for path, _ in stamp_sources().items() ^ SOURCES.items()):
+        raise ExportError(
+            f"{changed[0]} changed since this process began, so that a generation would have other code than that which made "
+            "its files. Expected the same code from beginning to end. Nothing was published: start the command again."
+        )
 
 
 def copy_serving_code(folder: Path, modules: Iterable[str]) -> None:
     """Copy those files of the package `serving` into `folder` that `modules` need.
 
-    modules: dotted names, such as "serving.stages.rank". Raises FileNotFoundError for a module that does not exist.
+    modules: dotted names, such as "serving.stages.rank". Raises FileNotFoundError for a module that does not exist, and
+    ExportError as `refuse_changed_sources` does.
     """
+    refuse_changed_sources()
     for source in sorted(find_imported_files(modules)):
         target = folder / source.relative_to(PROJECT)
         target.parent.mkdir(parents=True, exist_ok=True)
