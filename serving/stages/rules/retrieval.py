@@ -29,10 +29,8 @@ class NamedItems(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path, generation: int = 0) -> NamedItems:
-        """Read the rules in a folder; nothing without rules. Raises ArtifactError. generation: not used"""
+        """Read the rules in a folder. Raises ArtifactError. generation: not used"""
         try:
-            if not (folder / CONFIG_FILE).exists():
-                return cls(NO_ITEMS, NO_ITEMS)
             config = RulesConfig.load(folder / CONFIG_FILE)
             return cls(np.array([*config.slots], np.int64), np.array([*config.blocked_ids], np.int64))
         except (ConfigError, OSError) as error:

@@ -17,6 +17,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_store import SeenItems
 from serving.stages.live.content import Content
 from serving.stages.retrieve import POPULARITY, Retrieve
+from serving.stages.rules.config import CONFIG_FILE as RULES_FILE
 from serving.stages.search.search import Neighbours, Search, compute_recency_weights
 from training.models.candidates.two_tower import UserTower
 from training.models.parity import export_network
@@ -68,6 +69,7 @@ def write_folder(folder, filter_seen=True):
     SeenItems(USERS, offsets, np.array([item for user in USERS for item in SEEN[user]])).save(folder)
     np.save(folder / f"{POPULARITY}.npy", np.zeros(N_ITEMS + 1, np.float32))
     Content.of([{"category": category} for category in CATEGORIES]).save(folder)
+    (folder / RULES_FILE).write_text("{}")
     settings = {"user_tables": ["user_0", "user_1"], "filter_seen": filter_seen, "index": "exact"}
     StageInfo("retrieve", GENERATION, AXES, (), settings).write(folder)
     return network, history_table
@@ -178,7 +180,7 @@ def test_a_pinned_item_is_a_candidate_of_every_request_that_may_get_it(tmp_path)
     inputs["among"][5, :3] = [other, 200, 210]
     before = Retrieve.load(tmp_path)(inputs)["candidate_ids"]
     pinned = [{"item_id": item, "slot": slot} for slot, item in enumerate((seen, gone, other, unknown, plain))]
-    (tmp_path / "rules.json").write_text(json.dumps({"pinned": pinned}))
+    (tmp_path / RULES_FILE).write_text(json.dumps({"pinned": pinned}))
     after = Retrieve.load(tmp_path)(inputs)["candidate_ids"]
     allowed = [{plain}, {seen, other, plain}, {seen, other, plain}, {seen, other}, {other}, {other}]
     for row, expected in enumerate(allowed):
@@ -188,6 +190,16 @@ def test_a_pinned_item_is_a_candidate_of_every_request_that_may_get_it(tmp_path)
         n_free = AXES.candidates - len(expected)
         assert [item for item in after[row].tolist() if item in unpinned] == unpinned[:n_free]
     assert (after[0] != before[0]).sum() <= 1
+
+
+def test_a_folder_without_rules_is_refused(tmp_path):
+    """An older version, which did not publish them here, left pinned items out of lists of which they were no candidates."""
+    write_folder(tmp_path)
+    (tmp_path / RULES_FILE).unlink()
+    with pytest.raises(
+        ArtifactError, match=r"the rules in .* cannot be loaded: .*No such file.* Export the repository again\."
+    ):
+        Retrieve.load(tmp_path)
 
 
 def test_one_request_is_answered_as_in_a_batch(tmp_path):

@@ -13,6 +13,7 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import PAD_ID, Axes, new_lineage
 from serving.stages.live.content import Content
 from serving.stages.retrieve import POPULARITY, Retrieve
+from serving.stages.rules.config import CONFIG_FILE
 from serving.stages.search.search import INDEX_FILE, Neighbours
 from training.dataset import load_dataset, split_log
 from training.evaluation.metrics import has_test_items, ndcg_at, recall_at
@@ -200,6 +201,7 @@ def save_stage(folder: Path, fitted: Fitted, exact_up_to: int) -> tuple[list[Par
     info_of("retrieve", fitted, **settings).write(folder)
     np.save(folder / f"{POPULARITY}.npy", np.zeros(fitted.features.items.n_items + 1, np.float32))
     Content.of([{}] * fitted.features.items.n_items).save(folder)
+    (folder / CONFIG_FILE).write_text("{}")
     return parities, choice
 
 
