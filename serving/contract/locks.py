@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 KERNEL_LOCKS = Path("/proc/locks")
@@ -67,11 +70,15 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_lock_unless(path: Path, stop: threading.Event) -> Iterator[None]:
-    """Hold the lock as `hold_lock` does. If `stop` is set before the lock is free, the block runs without it.
+    """Hold the lock as `hold_lock` does, and log that it is waited for. If `stop` is set first, the block runs without it.
 
     The block must therefore check `stop` first.
     """
     with open(path, "wb") as file:
+        waits = False
         while not stop.is_set() and not try_lock(file.fileno()):
+            if not waits:
+                log.info("waits for process %s, which holds %s", find_holder(path) or "unknown", path)
+            waits = True
             stop.wait(POLL_S)
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from serving.contract import locks
 from serving.contract.locks import find_holder, hold_lock, hold_lock_unless, try_lock
 
 
@@ -29,6 +30,18 @@ def test_a_wait_for_a_lock_ends_without_it_when_stopped(tmp_path):
         with hold_lock_unless(path, stop):
             pass
         assert not is_free(path)  # the first holder has it still
+
+
+def test_a_wait_for_a_lock_is_logged_once_with_the_holder(tmp_path, caplog, monkeypatch):
+    """A helper that is started by hand beside the server's would otherwise seem to do its work."""
+    monkeypatch.setattr(locks, "POLL_S", 0.01)
+    path, stop = tmp_path / "lock", threading.Event()
+    with hold_lock(path), caplog.at_level("INFO"):
+        holder = find_holder(path) or "unknown"
+        threading.Timer(0.1, stop.set).start()
+        with hold_lock_unless(path, stop):
+            pass
+    assert caplog.messages == [f"waits for process {holder}, which holds {path}"]
 
 
 def test_the_holder_of_a_file_that_was_moved_away_is_not_known(tmp_path):
