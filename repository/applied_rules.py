@@ -70,7 +70,14 @@ class Version:
 
     @classmethod
     def read(cls, folder: Path) -> Version:
-        return cls(**read_json(folder, VERSION_FILE))
+        """Read what `add_version` wrote. Raises ArtifactError."""
+        try:
+            return cls(**read_json(folder, VERSION_FILE))
+        except TypeError as error:
+            raise ArtifactError(
+                f"{folder / VERSION_FILE} does not describe rules as this version of the project does ({error}). Use the one that "
+                f"wrote it, or move {folder.parent} away and apply the rules again."
+            ) from error
 
 
 def find_rules_folder(repository: Path) -> Path:

@@ -253,6 +253,13 @@ def test_a_generation_that_is_damaged_keeps_no_other_from_the_current_rules(repo
     assert "generation 1 keeps its rules, because version 2 does not fit it: rules: " in caplog.text
 
 
+def test_rules_of_another_version_of_the_project_are_refused_with_a_remedy(tmp_path):
+    facts = vars(Version(3, {}, "", "small", 1, 0.0)) | {"of_a_later_version": 1}
+    (tmp_path / VERSION_FILE).write_text(json.dumps(facts))
+    with pytest.raises(ArtifactError, match=r"does not describe rules .*'of_a_later_version'.* that wrote it, or move"):
+        Version.read(tmp_path)
+
+
 def test_versions_are_listed_from_the_oldest_to_the_latest_without_one_that_was_only_begun(tmp_path):
     for number in (9, 2, 10):
         (tmp_path / str(number)).mkdir()
