@@ -94,14 +94,16 @@ def _list_weights(model: DLRM) -> dict[str, torch.Tensor]:
 def _list_values(features: Features) -> dict[str, np.ndarray]:
     """Return, by table, the value of each row from FIRST_ROW on: an integer or a string.
 
-    A column whose values are hashed or binned has no vocabulary. Its value is the row itself.
+    A column whose values are hashed or binned has no vocabulary. The value of a row is its name, which is no integer: once a
+    column has so many values that they are hashed, the id 7 must not be taken for row 7.
     """
     values = {}
     for side, plan in _list_plans(features).items():
         for name, n_rows in plan.rows.items():
             vocabulary = plan.vocabularies.get(name)
             if vocabulary is None:
-                known = rows = np.arange(FIRST_ROW, n_rows)
+                rows = np.arange(FIRST_ROW, n_rows)
+                known = np.array([f"row {row}" for row in rows.tolist()], str)
             elif isinstance(vocabulary, StringVocabulary):
                 known = np.array(vocabulary.values, str)
                 rows = vocabulary(np.array(vocabulary.values, object))

@@ -125,6 +125,26 @@ def test_favourite_categories_keep_their_vectors_where_a_new_category_comes_firs
         np.testing.assert_array_equal(new[name], old[name])
 
 
+@pytest.mark.parametrize("is_hashed_before", [False, True])
+def test_rows_of_hashed_values_never_get_the_vectors_of_ids_with_the_same_numbers(
+    generations, first, scratch, kept, tmp_path, is_hashed_before
+):
+    """Items become so many that they are hashed, or so few that they no longer are."""
+    dataset, settings = load_dataset(DATA), FeatureSettings(history_length=8, hash_above=20, hash_buckets=11)
+    hashed, known = build_features(dataset, dataset.interactions, settings), generations[1].features
+    shape = replace(scratch.model.shape, user_tables=dict(hashed.user_rows), item_tables=dict(hashed.item_rows))
+    now, model = hashed, DLRM(shape)
+    if is_hashed_before:
+        kept = tmp_path / "hashed"
+        kept.mkdir()
+        write_ranker(kept, hashed, replace(scratch, model=DLRM(shape)), 1)
+        now, model = known, DLRM(scratch.model.shape)
+    assert start_ranker(kept, now, model)
+    rows = model.item_tables[list(now.item_plan.rows).index("item_id")].array()[OOV_ROW:]
+    assert len(rows) > 5
+    assert (rows == rows[0]).all()  # they begin as unknown ones
+
+
 def test_ranker_and_student_take_fewer_epochs_from_their_own_weights(generations, scratch, kept):
     _, now = generations
     start = partial(start_ranker, kept, now.features)
