@@ -125,7 +125,9 @@ def compact(
 
 @app.command()
 def maintain(
-    repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = ""
+    generation: Annotated[int | None, typer.Argument(help="generation that answers (default: the pinned one)")] = None,
+    repo: Repo = DEFAULT,
+    tag: Annotated[str, typer.Option(help="marks this process, so that its server finds it")] = "",
 ) -> None:
     """Do one round of maintenance with the `live` settings of the export: archive, remove old segments, forget idle users."""
     if tag:  # a server's log, and not a person, reads what this prints
@@ -133,8 +135,9 @@ def maintain(
     settings, folder = read_published_settings(repo), find_store(repo)
     retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
     with lock(folder, wait=True), closing(open_writer(folder, repo)) as writer:  # `live share` may hold it for a moment
-        generation = open_generation(repo)
-        result = maintain_store(writer, retention, time.time_ns() // 1_000_000, read_clock_ms(repo), generation)
+        served = generation or read_pinned_generation(repo)
+        clock_ms, known = read_clock_ms(repo, served), open_generation(repo, served)
+        result = maintain_store(writer, retention, time.time_ns() // 1_000_000, clock_ms, known)
         merged = merge_exposures(folder, time.time_ns() // 1_000_000)
     counts = (
         f"{result.archived:,} events moved into {len(result.written)} segments, {len(result.dropped)} segments removed, "
@@ -349,22 +352,21 @@ def read_published_settings(repo: Path) -> LiveSettings:
 def find_clock_ms(repo: Path) -> int | None:
     """Return the clock of the pinned generation, in unix milliseconds; None where it cannot be read."""
     try:
-        return read_clock_ms(repo)
+        return read_clock_ms(repo, read_pinned_generation(repo))
     except RecommenderError:  # a store outlives its repository
         return None
 
 
-def read_clock_ms(repo: Path) -> int:
-    """Return the clock of the pinned generation, in unix milliseconds. Raises ArtifactError."""
-    folder = find_stage_folder(repo, STAGES[1], read_pinned_generation(repo))
+def read_clock_ms(repo: Path, generation: int) -> int:
+    """Return the clock of a generation, in unix milliseconds. Raises ArtifactError."""
+    folder = find_stage_folder(repo, STAGES[1], generation)
     return 1_000 * read_stage(folder).settings["as_of_s"]
 
 
-def open_generation(repo: Path) -> GenerationSeeds | None:
-    """Open what the pinned generation knows of users; None where machines share users, whose records are then in Redis."""
-    pinned = read_pinned_generation(repo)
-    is_shared = read_stage(find_stage_folder(repo, OBSERVE, pinned)).live_redis
-    return None if is_shared else Observe.open_seeds(repo, pinned)
+def open_generation(repo: Path, generation: int) -> GenerationSeeds | None:
+    """Open what a generation knows of users; None where machines share users, whose records are then in Redis."""
+    is_shared = read_stage(find_stage_folder(repo, OBSERVE, generation)).live_redis
+    return None if is_shared else Observe.open_seeds(repo, generation)
 
 
 def open_shared_state(repo: Path) -> RedisState | None:

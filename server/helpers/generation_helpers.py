@@ -117,7 +117,7 @@ def _list_live_helpers(state: ServerState) -> dict[str, Helper]:
         return {}
     info, settings = live_settings
     run, common = ["-m", LIVE_MODULE], ["--repo", str(state.repo), "--tag", state.tag]
-    helpers = {"maintain": Helper([*run, "maintain", *common], every_s=MAINTAIN_EVERY_S)}
+    helpers = {"maintain": Helper([*run, "maintain", str(state.generation), *common], every_s=MAINTAIN_EVERY_S)}
     if settings.brokers:
         helpers["consume"] = Helper([*run, "consume", str(state.generation), *common])
     if info.live_redis:

@@ -64,6 +64,8 @@ def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, t
     rounds = tmp_path / "logs" / "live-maintain-1.log"
     until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds.read_text)
     assert {json.loads(line)["logger"] for line in rounds.read_text().splitlines()} == {"live.maintenance"}
+    commands = [process.cmdline() for process in find_helpers(state.tag) if "maintain" in process.cmdline()]
+    assert {command[command.index("maintain") + 1] for command in commands} == {"1"}  # the generation that answers
     consumer = [process for process in find_helpers(state.tag) if "consume" in process.cmdline()]
     assert len(consumer) == 2  # with its supervisor
     follow(state, tmp_path)

@@ -15,12 +15,15 @@ from live.archive import list_segments, read_log
 from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
 from live.replay import replay
-from serving.contract.tensors import FIRST_USER_ID, PAD_ID
+from repository.generations import write_pins
+from serving.contract.artifacts import find_stage_folder
+from serving.contract.tensors import FIRST_USER_ID, PAD_ID, STAGES
 from serving.live.events import HEADER, ITEM_CHANGED, EventBatch, Flags, unpack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer, WriterSettings, read_wall_clock_ms
+from tests.repositories import copy_generation
 from tests.unit.live.batches import KINDS, events, purchase
 from tests.unit.live.commands import call
 from tests.unit.live.conftest import Clock
@@ -164,6 +167,22 @@ def test_what_a_later_generation_learned_of_a_user_reaches_the_answers(repositor
     assert [item for item in read_history() if item != PAD_ID] == [45]
     assert "0 idle users forgotten, 1 of whom the generation knows more" in call("maintain", "--repo", repository)
     assert read_history() == learned
+
+
+def test_a_generation_that_is_pinned_and_not_yet_served_makes_nobody_forgotten(repository, observe):
+    """A server answers with generation 1 until it is moved, and would answer by what that one knows of the user."""
+    copy_generation(repository)
+    write_pins(repository, 2)
+    users = find_stage_folder(repository, STAGES[0], 1) / "store" / "user_ids.npy"
+    np.save(users, np.where((user_ids := np.load(users)) == 1, 0, user_ids))  # generation 1 does not know user 1
+    headers = np.zeros(1, HEADER)
+    headers["user_id"], headers["item_id"], headers["time_ms"], headers["flags"] = 1, 45, START_MS // 10, Flags.COUNTED
+    kinds, place = observe.settings.event_kinds.names, find_live_folder(repository)
+    yesterday_ms = read_wall_clock_ms() - DAY_MS
+    with closing(Writer(place, observe.writer.layout, kinds, now_ms=lambda: yesterday_ms)) as writer:
+        writer.append(EventBatch(headers, [b""], [b""], [b""]))
+    assert " 0 of whom the generation knows more" in call("maintain", "1", "--repo", repository)
+    assert " 1 of whom the generation knows more" in call("maintain", "--repo", repository)
 
 
 def test_an_anonymous_session_is_forgotten_sooner_than_a_user(writer, folder, clock):
