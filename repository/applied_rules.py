@@ -75,8 +75,8 @@ class Version:
             return cls(**read_json(folder, VERSION_FILE))
         except TypeError as error:
             raise ArtifactError(
-                f"{folder / VERSION_FILE} does not describe rules as this version of the project does ({error}). Use the one that "
-                f"wrote it, or move {folder.parent} away and apply the rules again."
+                f"{folder / VERSION_FILE} does not describe rules as this version of the project does ({error}). Use the one "
+                f"that wrote it, or move {folder.parent} away and apply the rules again."
             ) from error
 
 
