@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -29,11 +29,14 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from experiments.rest_load import compute_percentile_ms, encode_get, send_closed_loop
 from experiments.served import Served, serve_with_gateway
 from perf.command import run
+from perf.live.exchange import connect, require_message
+from perf.load.unary import Answer
+from perf.load.workload import read_specs, serialise
 from server.processes import find_members
 from server.start.environment import PROJECT
 from server.start.ports import find_free_port
 from serving.contract.errors import ServerError
-from triton_recommender import Recommender
+from serving.contract.tensors import ENSEMBLE
 
 CLIENTS = 8
 SINGLE = "gateway without joined calls"
@@ -59,22 +62,32 @@ def read_cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -> dict[str, float]:
-    """Ask by gRPC as often as `clients_n` threads can, for some seconds."""
+    """Ask by gRPC for some seconds, `clients_n` questions at a time.
+
+    The client is as lean as that of REST: the time that a library takes in the caller is not what the gateway is compared with.
+    """
     processes = [p for p in find_members(served.state.tag) if p not in served.find_gateway_processes()]
-    with Recommender(served.grpc_url) as recommender, ThreadPoolExecutor(clients_n) as pool:
-        recommender.recommend(users[0])
-        until_s, before_s = time.perf_counter() + seconds, read_cpu_s(processes)
+    spec = read_specs(served.repo, served.state.generation)[ENSEMBLE]
+    bodies = serialise(spec, spec.fill_optional(len(users)) | {"user_id": np.array(users)[:, None]})
+    latencies_s: list[float] = []
 
-        def ask(first: int) -> list[float]:
-            latencies_s, place = [], first
-            while (begun_s := time.perf_counter()) < until_s:
-                recommender.recommend(users[place % len(users)])
-                latencies_s.append(time.perf_counter() - begun_s)
-                place += clients_n
-            return latencies_s
+    def ask(body: bytes, on_done: Callable[[], None]) -> None:
+        begun_ns = time.perf_counter_ns()
 
-        latencies_s = np.concatenate([np.array(part) for part in pool.map(ask, range(clients_n))])
-    return make_measures(latencies_s, seconds, read_cpu_s(processes) - before_s, "gRPC", clients_n)
+        def on_answer(answer: Answer) -> None:
+            require_message(answer)
+            latencies_s.append((answer.at_ns - begun_ns) / 1e9)
+            on_done()
+
+        exchange.send(body, on_answer)
+
+    with connect(served.grpc_url) as exchange:
+        exchange.ask(bodies[0])
+        begun_s, before_s = time.perf_counter(), read_cpu_s(processes)
+        bodies_in_time = takewhile(lambda _: time.perf_counter() < begun_s + seconds, cycle(bodies))
+        exchange.run_closed_loop((partial(ask, body) for body in bodies_in_time), clients_n)
+        taken_s = time.perf_counter() - begun_s
+    return make_measures(np.array(latencies_s), taken_s, read_cpu_s(processes) - before_s, "gRPC", clients_n)
 
 
 def ask_rest(

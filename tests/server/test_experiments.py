@@ -64,3 +64,19 @@ def test_rest_is_measured_beside_grpc_and_a_plain_server_with_the_same_kernels(s
         own = {name: value for name, value in found.items() if name.startswith(way)}
         assert len(own) == 4
         assert all(value > 0 for value in own.values()), own
+
+
+def test_the_client_of_grpc_takes_no_more_of_the_processor_than_that_of_rest(served, rng):
+    """Otherwise the gateway would seem to add less than it does: a call of the Python client takes four times that of REST."""
+    users, processes = served.draw_user_ids(20, rng), find_members(served.state.tag)
+    ways = {
+        "gRPC": lambda: rest.ask_grpc(served, users, 2.0, 1),
+        "gateway": lambda: rest.ask_rest("gateway", served.port, processes, users, 2.0, 1),
+    }
+    spent_s = {}
+    for name, ask in ways.items():
+        ask()  # warm
+        begun_s, begun_processor_s = time.perf_counter(), time.process_time()
+        answers_per_s = ask()[f"{name}, 1 client: answers/s"]
+        spent_s[name] = (time.process_time() - begun_processor_s) / (time.perf_counter() - begun_s) / answers_per_s
+    assert spent_s["gRPC"] < 2 * spent_s["gateway"], spent_s
