@@ -71,7 +71,7 @@ MINUTES = 30.0  # of training, so that the sequence model is tried
 LIST_LENGTH, USERS_PER_CALL = 20, 64
 PUBLISHED = {  # data set -> (model, Recall@10, NDCG@10), by this protocol
     "amazon-sports": (
-        # Of github.com/aHuiWang/CIKM2020-S3Rec: the paper itself ranks each test item among 99 random ones alone.
+        # From github.com/aHuiWang/CIKM2020-S3Rec: the paper itself ranks each test item among 99 random ones alone.
         ("SASRec (repository of S3-Rec)", 0.0350, 0.0192),
         ("S3-Rec (repository of Zhou et al. 2020)", 0.0385, 0.0204),
         ("TIGER (Rajput et al. 2023)", 0.0400, 0.0225),

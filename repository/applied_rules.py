@@ -240,6 +240,7 @@ def compile_current_rules(repository: Path) -> None:
     with hold_lock(folder / "lock"):
         number = read_current_version(folder)
         current, staging = Version.read(folder / str(number)), folder / f".{number}"
+        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
         for generation in list_published_generations(repository):
             try:
                 if not is_compiled(repository, folder, generation, current):

@@ -242,6 +242,22 @@ def test_rules_compiled_for_the_items_of_another_repository_are_not_used(reposit
         assert top not in answer(Pipeline.load(repository, generation, live=reader), USERS)["item_ids"]
 
 
+def test_what_a_killed_process_left_half_compiled_takes_no_effect(repository):
+    version = apply_rules(repository, {"max_per_category": 3})
+    compiled = find_compiled(repository, version)
+    for lacks_rules in (False, True):
+        draft = compiled.parents[1] / f".{version.number}"
+        (draft / compiled.name).mkdir(parents=True)
+        (draft / "7-0123456789abcdef").mkdir()
+        (draft / compiled.name / ITEMS_FILE).touch()
+        if lacks_rules:
+            shutil.rmtree(compiled)
+        compile_current_rules(repository)
+        assert [path.name for path in compiled.parent.iterdir() if path.is_dir()] == [compiled.name]
+        assert len(np.load(compiled / ITEMS_FILE)) > 0
+        assert not draft.exists()
+
+
 def test_a_generation_that_is_damaged_keeps_no_other_from_the_current_rules(repository, caplog):
     relayout(repository_with_kinds(), repository, "ensemble")
     version = apply_rules(repository, {"max_per_category": 3})
