@@ -43,7 +43,7 @@ from server.promotion import awaits_move
 from server.start.environment import RUN_DIR
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.errors import ConfigError
+from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix, remove_scratch
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
@@ -129,7 +129,7 @@ def follow_alone(
     refuse_follow(repo, terms.share, serving, dataset.description.name)
     if reason := find_rest(repo, serving, time.time()):
         return Round(0, f"waits: {reason}")
-    settings = settings or read_served_settings(repo)
+    settings = take_settings(repo, settings, serving)
     least_events = count_awaited(repo, serving, least_events)
     split = split_for_round(dataset, repo, serving, settings, least_events)
     if isinstance(split, str):
@@ -203,6 +203,23 @@ def refuse_follow(repo: Path, share: float, serving: int, shop: str) -> None:
         )
 
 
+def take_settings(repo: Path, settings: Settings | None, serving: int) -> Settings:
+    """Return the settings of a round: those that are given, or those of the export of the serving generation.
+
+    Raises ConfigError for a live store that the serving generation does not write: no event would ever be new.
+    """
+    served = read_served_settings(repo)
+    if settings is None:
+        return served
+    folder, served_folder = (find_live_folder(repo, chosen.live.folder) for chosen in (settings, served))
+    if folder.resolve() != served_folder.resolve():
+        raise ConfigError(
+            f"--config names {folder} as the live store, and generation {serving} of {repo} writes to {served_folder}. "
+            f'Expected the store that events arrive in: set [live] folder = "{served.live.folder}".'
+        )
+    return settings
+
+
 def split_for_round(dataset: Dataset, repo: Path, serving: int, settings: Settings, least_events: int) -> Split | str:
     """Split the log; return why to wait where it does not hold enough that generation `serving` has not learned."""
     live = find_live_folder(repo, settings.live.folder)
@@ -273,13 +290,24 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
     """Publish the candidate for all users, or for a share of them. Return its generation, or why it was not published.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
-    `serving`, which the candidate was compared with, has become the pinned one.
+    `serving`, which the candidate was compared with, has become the pinned one, and ServerError or ConfigError where it is
+    published, but no server can move to it.
     """
     if running := find_running(repo):
         return f"experiment {running.name} was started meanwhile, and its verdict comes first"
     generation = relayout(candidate, repo, layout, beside=serving, keep=terms.keep, reason=str(verdict))
     make_read_only(repo, generation)
     record_publication(repo, generation, str(verdict))
+    try:
+        serve_published(repo, serving, generation, terms)
+    except RecommenderError as error:  # the next round would probably train and publish another such generation
+        record_act(repo, "not published", serving, reason=f"no server could move to generation {generation}: {error}")
+        raise
+    return generation
+
+
+def serve_published(repo: Path, serving: int, generation: int, terms: Terms) -> None:
+    """Let all users, or a share of them, meet a published generation. Raises ServerError or ConfigError."""
     servers = find_running_servers(RUN_DIR, repo)
     if terms.share < 1:
         challenge(
@@ -291,7 +319,6 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
         unload_former(servers, repo, generation)
         move_servers(repo, generation, RUN_DIR)
         pin(repo, generation)
-    return generation
 
 
 def find_unfinished(repo: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from repository.experiments import NOT_PROMOTED, STOPPED
 from repository.registry import CHOSEN, REASON, SERVER, Act, read_acts
 
-MOST_DOUBLED = 3  # candidates that were not as good, each of which doubles the wait
+MOST_DOUBLED = 3  # refused candidates, each of which doubles the wait
 REFUSED = ("rolled back", STOPPED, NOT_PROMOTED)  # acts that end an experiment and leave the champion
 REST_S = 86_400  # after such an act, before users meet another candidate; doubled likewise
 
@@ -17,8 +17,9 @@ REST_S = 86_400  # after such an act, before users meet another candidate; doubl
 def count_awaited(repo: Path, serving: int, least_events: int) -> int:
     """Return how many events must be newer than generation `serving` before a round trains.
 
-    After 0, 1, 2, 3, 4, 5, … candidates that were not as good, or that users were spared (`find_refused`), it is 1, 2, 4, 8,
-    16, 24, … times `least_events`: a shop whose taste does not change trains less often, but does not stop.
+    After 0, 1, 2, 3, 4, 5, … candidates that were not as good, that no server could move to, or that users were spared
+    (`find_refused`), it is 1, 2, 4, 8, 16, 24, … times `least_events`: a shop whose taste does not change trains less often,
+    but does not stop.
     """
     refused = sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
     refused += len(find_refused(repo, serving))

@@ -31,7 +31,7 @@ from repository.registry import read_acts, read_manifest, record_act
 from repository.rounds import read_running
 from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
-from serving.contract.errors import ConfigError, ExportError
+from serving.contract.errors import ConfigError, ExportError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import OBSERVE, UPSERT
@@ -385,3 +385,27 @@ def test_a_folder_that_cannot_be_written_is_refused_before_there_are_events(repo
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != repo.resolve().parent)
     with pytest.raises(ConfigError, match=f"cannot write {repo.resolve().parent}"):
         follow_once(past, repo, SETTINGS, 1, QUIET)
+
+
+def test_a_generation_that_no_server_can_move_to_makes_the_next_round_wait_for_more_events(
+    repo, exported, past, whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(follow, "RUN_DIR", tmp_path / "run")
+    tag = draw_tag()
+    with run_tagged(tag) as server:  # a process that does nothing in the place of a server
+        state = ServerState(server.pid, tag, repo.resolve(), tmp_path / "log", find_free_ports(), generation=1)
+        state.save(tmp_path / "run")
+        with pytest.raises(ServerError):
+            publish_candidate(exported, repo, "fused", 1, Terms(), Verdict(0, ""))
+    assert read_pinned_generation(repo) == 1
+    last = read_acts(repo)[-1]
+    assert (last.action, last.generation) == ("not published", 1)
+    assert "no server could move to generation 2: " in last.reason
+    observe(repo, whole, np.arange(EARLY, EARLY + 1_500))
+    assert ", of 2,000" in follow_once(past, repo, None, 1_000, QUIET).report
+
+
+def test_a_config_with_another_live_store_than_the_servers_is_refused(repo, past, tmp_path):
+    settings = Settings.model_validate(FOLLOWED_SETTINGS | {"live": {"folder": str(tmp_path / "other")}})
+    with pytest.raises(ConfigError, match=r'--config names .*other as the live store.* set \[live\] folder = ""'):
+        follow_once(past, repo, settings, 1_000, QUIET)
