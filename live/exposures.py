@@ -139,13 +139,9 @@ class ExposureLog:
         Raises OSError, and ArtifactError for damaged marks of erasures. What could not be written stays in memory.
         """
         with self._lock:
-            rows, self._rows = self._rows, []
-            if rows:
-                try:
-                    self._write(rows)
-                except BaseException:
-                    self._rows[:0] = rows  # in place: `add` may append meanwhile
-                    raise
+            if rows := list(self._rows):
+                self._write(rows)
+                del self._rows[: len(rows)]  # in place: `add` may have appended meanwhile
             is_much = self._new_bytes > RETAINED_SHARE * self._keep_bytes
             if is_much or time.monotonic() - self._retained_s >= RETAINED_EVERY_S:
                 self._retained_s, self._new_bytes = time.monotonic(), 0
