@@ -17,6 +17,7 @@ import math
 import numpy as np
 
 from serving.loops.compiled import compiled
+from serving.loops.ordering import sort_stably
 
 UNKNOWN = 0.0  # no shown item has this propensity; NaN would break the JSON of HTTP callers
 STEP = 0.4  # of log(t); the trapezoidal rule is off by about exp(-pi^2 / STEP), 2e-11
@@ -30,7 +31,8 @@ def compute_propensities(rates: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     rates: float64 [pool], above 0, inf = always drawn; drawn: int64 [n_drawn] ascending, 0 < n_drawn < pool
     """
     n_pool, n_drawn = len(rates), len(drawn)
-    rates_ascending, total = np.sort(rates), 0.0
+    rates_ascending, places, total = rates.copy(), np.empty(n_pool, np.int64), 0.0
+    sort_stably(rates_ascending, places, n_pool, np.empty(n_pool), np.empty(n_pool, np.int64))
     for rate in rates:
         if rate != np.inf:
             total += rate

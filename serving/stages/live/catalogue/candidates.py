@@ -10,10 +10,12 @@ import numpy as np
 from serving.contract.artifacts import view_writable
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import compute_inner_product
+from serving.loops.ordering import compute_sort_key
 from serving.stages.features.ids import MOST_NEWCOMERS
 from serving.stages.live.catalogue.category_members import CategoryMembers
 from serving.stages.live.catalogue.content_tower import ContentTower
 from serving.stages.live.counts.sales import LiveSales
+from serving.stages.search.loops import ITEM_BITS, select_smallest
 from serving.stages.search.search import Blocked, Search
 
 RECENT = 1  # index in HORIZONS_DAYS: the popularity that ranks items for users without a history
@@ -169,12 +171,15 @@ def choose_newcomers(newcomers, vectors, user_vector, blocked):
     if len(newcomers) <= MOST_NEWCOMERS:
         return newcomers
     older = newcomers[:-LATEST_NEWCOMERS]
-    losses = np.empty(len(older), np.float64)
+    keys = np.empty(len(older), np.int64)
     for place in range(len(older)):
         is_blocked = np.any(blocked == older[place])
-        losses[place] = np.inf if is_blocked else -compute_inner_product(vectors[older[place]], user_vector)
-    best = np.argsort(losses, kind="mergesort")[: MOST_NEWCOMERS - LATEST_NEWCOMERS]
-    return np.concatenate((older[best], newcomers[-LATEST_NEWCOMERS:]))
+        score = np.float32(np.nan) if is_blocked else compute_inner_product(vectors[older[place]], user_vector)
+        keys[place] = (compute_sort_key(score) << ITEM_BITS) | place
+    chosen = newcomers[-MOST_NEWCOMERS:].copy()
+    for rank in range(select_smallest(keys, len(older), MOST_NEWCOMERS - LATEST_NEWCOMERS)):
+        chosen[rank] = older[keys[rank] & (2**ITEM_BITS - 1)]
+    return chosen
 
 
 @compiled
@@ -224,12 +229,12 @@ def lift_popular(
     for row in range(len(positions)):
         if np.any(history[row] != n_items):
             continue
-        merged, values = np.empty(width + len(lifted), np.int64), np.empty(width + len(lifted), np.float64)
-        count = 0
+        merged, keys = np.empty(width + len(lifted), np.int64), np.empty(width + len(lifted), np.int64)
+        values, count = np.empty(width + len(lifted), np.float32), 0
         for place in range(width):
             position = positions[row, place]
             if position != n_items:
-                merged[count], values[count] = position, -(scores[row, place] + lifts[position])
+                merged[count], values[count] = position, scores[row, place] + lifts[position]
                 count += 1
         left_out = np.concatenate((merged[:count], blocked[starts[row] : starts[row + 1]]))
         left_out.sort()
@@ -238,15 +243,13 @@ def lift_popular(
             if (place < len(left_out) and left_out[place] == position) or not servable[position]:
                 continue
             merged[count] = position
-            values[count] = -(compute_inner_product(vectors[position], user_vectors[row]) + lifts[position])
+            values[count] = compute_inner_product(vectors[position], user_vectors[row]) + lifts[position]
             count += 1
-        n_listed = min(width, count)
-        best = np.arange(count)
-        if count > n_listed > 0:  # sort no more than what may be listed
-            best = np.flatnonzero(values[:count] <= np.partition(values[:count], n_listed - 1)[n_listed - 1])
-        order = best[np.argsort(values[best], kind="mergesort")]
-        for place in range(n_listed):
-            positions[row, place], scores[row, place] = merged[order[place]], -values[order[place]]
+        for place in range(count):
+            keys[place] = (compute_sort_key(values[place]) << ITEM_BITS) | place  # of equals, the earlier one is first
+        for rank in range(select_smallest(keys, count, width)):
+            place = keys[rank] & (2**ITEM_BITS - 1)
+            positions[row, rank], scores[row, rank] = merged[place], values[place]
 
 
 @compiled

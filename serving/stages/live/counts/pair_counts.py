@@ -264,7 +264,8 @@ def find_strongest(slots, rows):
             for place in range(starts[slot], starts[slot] + min(lengths[slot], STRONGEST)):
                 listed[n_listed] = positions[place]
                 n_listed += 1
-    return np.sort(listed[:n_listed])
+    listed[:n_listed].sort()
+    return listed[:n_listed]
 
 
 @compiled
