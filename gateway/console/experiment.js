@@ -5,7 +5,7 @@ const VERDICTS = { better: "good", worse: "bad", undecided: "" };
 const CHART = { width: 600, height: 200 };
 
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
-const points = (difference) => (100 * difference).toFixed(2);
+const points = (difference) => (100 * difference).toFixed(2).replace("-", "−");
 const minute = (time) => `${time.slice(0, 16).replace("T", " ")} UTC`;
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
