@@ -24,6 +24,7 @@ from training.models.candidates.ease import solve_ease, solve_on_users_side
 Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
 GRAM_LIMIT = 20_000  # EASE inverts a square of min(users, items): 3 GB in float64 at this size
 USERS_PER_BLOCK = 512
+STEPS_BEYOND = 4  # of a search, beyond the ends of its grid
 
 
 class Split(NamedTuple):
@@ -98,7 +99,7 @@ GRIDS: dict[str, tuple[Callable[..., Scores], dict[str, tuple[float, ...]]]] = {
     "popularity": (fit_popularity, {}),
     "item-kNN": (fit_item_knn, {"neighbours": (20, 50, 200), "shrinkage": (0.0, 10.0, 100.0)}),
     "EASE": (fit_ease, {"l2": (30.0, 100.0, 200.0, 400.0, 800.0, 1600.0)}),
-    "ALS": (fit_als, {"factors": (32, 128, 256), "regularization": (0.1, 10.0), "alpha": (1.0, 10.0)}),
+    "ALS": (fit_als, {"factors": (32, 128, 256), "regularization": (1.0, 10.0), "alpha": (1.0, 10.0)}),
 }
 
 
@@ -119,14 +120,35 @@ def fit_baselines(validation: Split, train: Split, report: Callable[[str], None]
 
 
 def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split: Split) -> dict[str, float]:
-    """Return the combination of `grid` with the best NDCG@10 + Recall@20 on `split`; of equal ones, the first."""
-    best, best_quality = {}, -np.inf
-    for values in product(*grid.values()):
-        settings = dict(zip(grid, values, strict=True))
-        quality = evaluate(fit(split.positives, **settings), split, with_auc=False)
-        if quality.ndcg_at_10 + quality.recall_at_20 > best_quality:
-            best, best_quality = settings, quality.ndcg_at_10 + quality.recall_at_20
-    return best
+    """Return the settings with the best NDCG@10 + Recall@20 on `split`; of equal ones, those that were tried first.
+
+    All combinations of `grid` are tried. Where the best one has a value at an end of the grid, the search goes on beyond that
+    end, at most STEPS_BEYOND times.
+    """
+    qualities: dict[tuple[float, ...], float] = {}
+
+    def judge(values: tuple[float, ...]) -> float:
+        if values not in qualities:
+            quality = evaluate(fit(split.positives, **dict(zip(grid, values, strict=True))), split, with_auc=False)
+            qualities[values] = quality.ndcg_at_10 + quality.recall_at_20
+        return qualities[values]
+
+    best = max(product(*grid.values()), key=judge)
+    for _ in range(STEPS_BEYOND):
+        best = max([best, *go_beyond(grid, best)], key=judge)
+    return dict(zip(grid, best, strict=True))
+
+
+def go_beyond(grid: dict[str, tuple[float, ...]], values: tuple[float, ...]) -> Iterator[tuple[float, ...]]:
+    """Yield settings with one value beyond an end of the grid, by the ratio of the two values at that end.
+
+    values: one for each name of `grid`, whose values ascend; those within the grid stay
+    """
+    for place, tried in enumerate(grid.values()):
+        for end, inner in zip((tried[0], tried[-1]), (tried[1:2], tried[-2:-1]), strict=True):
+            is_beyond = inner and (values[place] >= end > inner[0] or values[place] <= end < inner[0])
+            if is_beyond and (further := type(end)(values[place] * end / inner[0])):
+                yield (*values[:place], further, *values[place + 1 :])
 
 
 def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:

@@ -124,6 +124,18 @@ def test_search_takes_the_best_and_the_earlier_on_a_tie():
     assert search(fit, {"quality": (0.0, 2.0, 1.0)}, split) == {"quality": 2.0}
 
 
+@pytest.mark.parametrize(("peak", "found"), [(16.0, 16.0), (0.25, 0.25), (2.0, 2.0), (1_024.0, 64.0)])
+def test_search_goes_on_beyond_the_ends_of_a_grid_but_not_for_ever(peak, found):
+    split = halves()
+    n_users = split.relevant.shape[0]
+
+    def fit(positives, width):
+        n_found = n_users - 3 * abs(int(np.log2(width / peak)))  # users who get what they took
+        return lambda users: split.relevant[users].toarray().astype(np.float32) * (users[:, None] < n_found)
+
+    assert search(fit, {"width": (1.0, 2.0, 4.0)}, split) == {"width": found}
+
+
 def test_all_four_are_fitted_and_better_than_popularity():
     split = halves()
     ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in fit_baselines(split, split)}
