@@ -43,7 +43,7 @@ from server.promotion import awaits_move
 from server.start.environment import RUN_DIR
 from server.state import ServerState
 from serving.contract.artifacts import find_stage_folder
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix, remove_scratch
 from serving.contract.tensors import ENSEMBLE, OBSERVE, STAGES
@@ -290,8 +290,8 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
     """Publish the candidate for all users, or for a share of them. Return its generation, or why it was not published.
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
-    `serving`, which the candidate was compared with, has become the pinned one, and ServerError or ConfigError where it is
-    published, but no server can move to it.
+    `serving`, which the candidate was compared with, has become the pinned one, and ServerError or ConfigError where the
+    candidate is published and no server moves to it.
     """
     if running := find_running(repo):
         return f"experiment {running.name} was started meanwhile, and its verdict comes first"
@@ -300,7 +300,7 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
     record_publication(repo, generation, str(verdict))
     try:
         serve_published(repo, serving, generation, terms)
-    except RecommenderError as error:  # the next round would probably train and publish another such generation
+    except ServerError as error:  # the next round would probably train and publish another such generation
         record_act(repo, "not published", serving, reason=f"no server could move to generation {generation}: {error}")
         raise
     return generation
