@@ -42,7 +42,7 @@ from server.generations.challenger import unload_challenger
 from server.promotion import awaits_move
 from server.start.environment import RUN_DIR
 from server.state import ServerState
-from serving.contract.artifacts import find_stage_folder
+from serving.contract.artifacts import find_stage_folder, read_stage
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix, remove_scratch
@@ -208,14 +208,14 @@ def take_settings(repo: Path, settings: Settings | None, serving: int) -> Settin
 
     Raises ConfigError for a live store that the serving generation does not write: no event would ever be new.
     """
-    served = read_served_settings(repo)
     if settings is None:
-        return served
-    folder, served_folder = (find_live_folder(repo, chosen.live.folder) for chosen in (settings, served))
+        return read_served_settings(repo)
+    served = read_stage(find_stage_folder(repo, STAGES[0], serving)).live_folder
+    folder, served_folder = (find_live_folder(repo, live_folder) for live_folder in (settings.live.folder, served))
     if folder.resolve() != served_folder.resolve():
         raise ConfigError(
             f"--config names {folder} as the live store, and generation {serving} of {repo} writes to {served_folder}. "
-            f'Expected the store that events arrive in: set [live] folder = "{served.live.folder}".'
+            f'Expected the store that events arrive in: set [live] folder = "{served}".'
         )
     return settings
 
