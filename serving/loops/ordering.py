@@ -6,6 +6,7 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 
+PLACE_BITS = 32  # the lower half of a rank; the upper half is of the score
 RUN = 8  # items sorted by insertion before the merges begin
 
 
@@ -16,6 +17,21 @@ def compute_sort_key(score):
         return np.int64(0x7FFFFFFF)
     bits = np.float32(np.float32(0.0) - score).view(np.int32)
     return np.int64(bits if bits >= 0 else bits ^ np.int32(0x7FFFFFFF))
+
+
+@compiled
+def compute_rank(score, place):
+    """Return a sort key, int64, that falls as the score rises, and rises with the place where scores are equal.
+
+    place: 0 … 2**32 - 1, such as the position of an item
+    """
+    return (compute_sort_key(score) << PLACE_BITS) | place
+
+
+@compiled
+def read_place(rank):
+    """Return the place that a rank was computed with."""
+    return rank & (2**PLACE_BITS - 1)
 
 
 @compiled

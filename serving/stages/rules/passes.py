@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serving.loops.compiled import compiled
-from serving.loops.ordering import compute_sort_key, sort_stably
+from serving.loops.ordering import compute_rank, sort_stably
 from serving.stages.rules.config import ABOVE_PRICE_CAP, BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER
 from serving.stages.rules.propensities import UNKNOWN, compute_propensities
 
@@ -103,7 +103,7 @@ def sort_by_score(work, scores):
             continue
         if item.zone == 0:
             work.spare_order[n_free] = column
-            ranks[n_free] = compute_sort_key(scores[column]) << 32 | position
+            ranks[n_free] = compute_rank(scores[column], position)
             n_free += 1
             continue
         place = n_pinned

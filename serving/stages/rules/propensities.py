@@ -31,8 +31,8 @@ def compute_propensities(rates: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     rates: float64 [pool], above 0, inf = always drawn; drawn: int64 [n_drawn] ascending, 0 < n_drawn < pool
     """
     n_pool, n_drawn = len(rates), len(drawn)
-    rates_ascending, places, total = rates.copy(), np.empty(n_pool, np.int64), 0.0
-    sort_stably(rates_ascending, places, n_pool, np.empty(n_pool), np.empty(n_pool, np.int64))
+    rates_ascending, unused, total = rates.copy(), np.empty(n_pool, np.int64), 0.0  # the loop sorts values along with keys
+    sort_stably(rates_ascending, unused, n_pool, np.empty(n_pool), np.empty(n_pool, np.int64))
     for rate in rates:
         if rate != np.inf:
             total += rate

@@ -11,11 +11,10 @@ import numpy as np
 
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import compute_inner_product
-from serving.loops.ordering import compute_sort_key
+from serving.loops.ordering import compute_rank, read_place
 from serving.loops.read_ahead import LINE_BYTES, prefetch
 
 FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; never
-ITEM_BITS = 32  # a sort key has the item in the lower half and the score in the upper half
 
 
 class Catalogue(NamedTuple):
@@ -96,10 +95,10 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
         item = items[slot]
         score = np.float32(sums[slot]) + compute_inner_product(catalogue.vectors[item], vector)
         sums[slot] = score
-        keys[slot] = (compute_sort_key(score) << ITEM_BITS) | item  # ties go to the lower position
+        keys[slot] = compute_rank(score, item)  # ties go to the lower position
     n_kept = select_smallest(keys, n_slots, len(positions))
     for rank in range(n_kept):
-        item = keys[rank] & (2**ITEM_BITS - 1)
+        item = read_place(keys[rank])
         positions[rank], scores[rank] = item, sums[place[item]]
     positions[n_kept:] = len(place) - 1
     scores[n_kept:] = -np.inf

@@ -8,8 +8,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from serving.loops.compiled import compiled
-from serving.loops.ordering import compute_sort_key
-from serving.stages.search.loops import ITEM_BITS, select_smallest
+from serving.loops.ordering import PLACE_BITS, compute_rank, read_place
+from serving.stages.search.loops import select_smallest
 
 MOST_PAIRS = 1 << 23  # of a block; each pair takes some hundred bytes while its block is computed
 
@@ -50,9 +50,9 @@ def _select(starts, columns, values, keys, kept_columns, kept_values):
         start = starts[row]
         n_entries = starts[row + 1] - start
         for number in range(n_entries):
-            keys[number] = (compute_sort_key(values[start + number]) << ITEM_BITS) | columns[start + number]
+            keys[number] = compute_rank(values[start + number], columns[start + number])
         for place in range(select_smallest(keys, n_entries, kept_columns.shape[1])):
-            kept_columns[row, place] = keys[place] & (2**ITEM_BITS - 1)
-            key = keys[place] >> ITEM_BITS
+            kept_columns[row, place] = read_place(keys[place])
+            key = keys[place] >> PLACE_BITS
             bits = np.int32(key if key >= 0 else key ^ 0x7FFFFFFF)  # `compute_sort_key`, undone
             kept_values[row, place] = -bits.view(np.float32)

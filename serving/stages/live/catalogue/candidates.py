@@ -10,12 +10,12 @@ import numpy as np
 from serving.contract.artifacts import view_writable
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import compute_inner_product
-from serving.loops.ordering import compute_sort_key
+from serving.loops.ordering import compute_rank, read_place
 from serving.stages.features.ids import MOST_NEWCOMERS
 from serving.stages.live.catalogue.category_members import CategoryMembers
 from serving.stages.live.catalogue.content_tower import ContentTower
 from serving.stages.live.counts.sales import LiveSales
-from serving.stages.search.loops import ITEM_BITS, select_smallest
+from serving.stages.search.loops import select_smallest
 from serving.stages.search.search import Blocked, Search
 
 RECENT = 1  # index in HORIZONS_DAYS: the popularity that ranks items for users without a history
@@ -175,10 +175,10 @@ def choose_newcomers(newcomers, vectors, user_vector, blocked):
     for place in range(len(older)):
         is_blocked = np.any(blocked == older[place])
         score = np.float32(np.nan) if is_blocked else compute_inner_product(vectors[older[place]], user_vector)
-        keys[place] = (compute_sort_key(score) << ITEM_BITS) | place
+        keys[place] = compute_rank(score, place)
     chosen = newcomers[-MOST_NEWCOMERS:].copy()
     for rank in range(select_smallest(keys, len(older), MOST_NEWCOMERS - LATEST_NEWCOMERS)):
-        chosen[rank] = older[keys[rank] & (2**ITEM_BITS - 1)]
+        chosen[rank] = older[read_place(keys[rank])]
     return chosen
 
 
@@ -246,9 +246,9 @@ def lift_popular(
             values[count] = compute_inner_product(vectors[position], user_vectors[row]) + lifts[position]
             count += 1
         for place in range(count):
-            keys[place] = (compute_sort_key(values[place]) << ITEM_BITS) | place  # of equals, the earlier one is first
+            keys[place] = compute_rank(values[place], place)  # of equals, the earlier one is first
         for rank in range(select_smallest(keys, count, width)):
-            place = keys[rank] & (2**ITEM_BITS - 1)
+            place = read_place(keys[rank])
             positions[row, rank], scores[row, rank] = merged[place], values[place]
 
 
