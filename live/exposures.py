@@ -142,6 +142,8 @@ class ExposureLog:
             if rows := list(self._rows):
                 self._write(rows)
                 del self._rows[: len(rows)]  # in place: `add` may have appended meanwhile
+                if len(self._rows) >= FLUSH_ROWS:
+                    self._wake.set()
             is_much = self._new_bytes > RETAINED_SHARE * self._keep_bytes
             if is_much or time.monotonic() - self._retained_s >= RETAINED_EVERY_S:
                 self._retained_s, self._new_bytes = time.monotonic(), 0

@@ -304,3 +304,22 @@ def test_answers_that_wait_are_not_tried_anew_with_each_that_comes(tmp_path, cap
     (tmp_path / "exposures").unlink()
     log.close()
     assert len(read_exposures(tmp_path)) == 30
+
+
+def test_answers_that_come_during_a_write_are_written_next_and_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(exposures, "FLUSH_ROWS", 3)
+    monkeypatch.setattr(exposures, "FLUSH_S", 1_000.0)
+    rows, coming = answers(8), list[Exposure]()
+
+    def read_clock() -> float:  # a write begins with it
+        while coming:
+            log.add(coming.pop(0))
+        return 1_000.0
+
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, read_clock)
+    coming += rows[3:]
+    for row in rows[:3]:
+        log.add(row)
+    until(lambda: len(read_exposures(tmp_path)) == len(rows), lambda: f"{len(read_exposures(tmp_path))} answers are written")
+    log.close()
+    assert read_exposures(tmp_path)["request_id"].to_pylist() == [row.request_id for row in rows]
