@@ -122,8 +122,8 @@ def fit_baselines(validation: Split, train: Split, report: Callable[[str], None]
 def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split: Split) -> dict[str, float]:
     """Return the settings with the best NDCG@10 + Recall@20 on `split`; of equal ones, those that were tried first.
 
-    All combinations of `grid` are tried. Where the best one has a value at an end of the grid, the search goes on beyond that
-    end, at most STEPS_BEYOND times.
+    All combinations of `grid` are tried. Where the best one has values at ends of the grid, the search goes on beyond these, in
+    at most STEPS_BEYOND steps in all, each of which changes one value.
     """
     qualities: dict[tuple[float, ...], float] = {}
 
@@ -142,11 +142,11 @@ def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split
 def go_beyond(grid: dict[str, tuple[float, ...]], values: tuple[float, ...]) -> Iterator[tuple[float, ...]]:
     """Yield settings with one value beyond an end of the grid, by the ratio of the two values at that end.
 
-    values: one for each name of `grid`, whose values ascend; those within the grid stay
+    values: one for each name of `grid`, whose values are in order; a value inside the grid is not changed
     """
     for place, tried in enumerate(grid.values()):
         for end, inner in zip((tried[0], tried[-1]), (tried[1:2], tried[-2:-1]), strict=True):
-            is_beyond = inner and (values[place] >= end > inner[0] or values[place] <= end < inner[0])
+            is_beyond = inner and inner[0] and (values[place] >= end > inner[0] or values[place] <= end < inner[0])
             if is_beyond and (further := type(end)(values[place] * end / inner[0])):
                 yield (*values[:place], further, *values[place + 1 :])
 

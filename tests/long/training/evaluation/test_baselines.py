@@ -136,6 +136,15 @@ def test_search_goes_on_beyond_the_ends_of_a_grid_but_not_for_ever(peak, found):
     assert search(fit, {"width": (1.0, 2.0, 4.0)}, split) == {"width": found}
 
 
+def test_a_search_ends_where_a_ratio_says_nothing():
+    split = halves()
+
+    def fit(positives, width):
+        return lambda users: split.relevant[users].toarray().astype(np.float32) * np.float32(width > 0)
+
+    assert search(fit, {"width": (0.0, 10.0)}, split) == {"width": 10.0}
+
+
 def test_all_four_are_fitted_and_better_than_popularity():
     split = halves()
     ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in fit_baselines(split, split)}
