@@ -33,7 +33,7 @@ SHARING = (
     ("tests/long/training/ranking/",),
     tuple(f"tests/server/test_{name}.py" for name in SERVED),
 )
-LONGEST = tuple(f"tests/long/test_{name}.py" for name in ("bounds", "follow", "dask", "smoke"))
+LONGEST = tuple(f"tests/long/{name}.py" for name in ("test_bounds", "rounds/test_follow", "test_dask", "test_smoke"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

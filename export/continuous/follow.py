@@ -291,7 +291,7 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
 
     Until then, and in an experiment, a restart serves what was served before. Raises ExportError where another generation than
     `serving`, which the candidate was compared with, has become the pinned one, and ServerError or ConfigError where the
-    candidate is published and no server moves to it.
+    candidate is published and not every server moves to it.
     """
     if running := find_running(repo):
         return f"experiment {running.name} was started meanwhile, and its verdict comes first"
@@ -301,7 +301,7 @@ def publish_candidate(candidate: Path, repo: Path, layout: str, serving: int, te
     try:
         serve_published(repo, serving, generation, terms)
     except ServerError as error:  # the next round would probably train and publish another such generation
-        record_act(repo, "not published", serving, reason=f"no server could move to generation {generation}: {error}")
+        record_act(repo, "not published", serving, reason=f"not every server moved to generation {generation}: {error}")
         raise
     return generation
 

@@ -17,9 +17,9 @@ REST_S = 86_400  # after such an act, before users meet another candidate; doubl
 def count_awaited(repo: Path, serving: int, least_events: int) -> int:
     """Return how many events must be newer than generation `serving` before a round trains.
 
-    After 0, 1, 2, 3, 4, 5, … candidates that were not as good, that no server could move to, or that users were spared
-    (`find_refused`), it is 1, 2, 4, 8, 16, 24, … times `least_events`: a shop whose taste does not change trains less often,
-    but does not stop.
+    After 0, 1, 2, 3, 4, 5, … candidates that were not as good, that not every server moved to, or that users were
+    spared (`find_refused`), it is 1, 2, 4, 8, 16, 24, … times `least_events`: a shop whose taste does not change trains less
+    often, but does not stop.
     """
     refused = sum(act.action == "not published" and act.generation == serving for act in read_acts(repo))
     refused += len(find_refused(repo, serving))

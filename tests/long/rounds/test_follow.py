@@ -8,10 +8,9 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -25,31 +24,28 @@ from export.continuous.verdict import LEAST_QUESTIONS, Verdict
 from export.relayout import relayout
 from export.settings import Settings
 from repository.applied_rules import apply_rules
-from repository.experiments import end_experiment, start_experiment
+from repository.experiments import start_experiment
 from repository.generations import list_published_generations, pin
-from repository.registry import read_acts, read_manifest, record_act
+from repository.registry import read_acts, read_manifest
 from repository.rounds import read_running
 from server.start.ports import find_free_ports
 from server.state import ServerState, make_state_path, read_state
-from serving.contract.errors import ConfigError, ExportError, ServerError
+from serving.contract.errors import ConfigError, ExportError
 from serving.contract.generations import read_pinned_generation
 from serving.contract.rounds import make_scratch_prefix
 from serving.contract.tensors import OBSERVE, UPSERT
-from serving.live.experiment import Experiment, Mode, State
+from serving.live.experiment import Experiment
 from serving.live.reader import Reader
 from serving.live.store import LEARNED, find_live_folder
 from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe, Upsert
+from tests.long.rounds.shop import EARLY, EVERYTHING, QUIET, observe
 from tests.present import present
-from tests.repositories import FOLLOWED_DATA, FOLLOWED_EVENTS, FOLLOWED_SETTINGS, followed_shop
-from tests.tags import draw_tag, run_tagged
-from tests.unit.small_shops import few_resamples
-from training.dataset import Dataset, load_dataset
+from tests.repositories import FOLLOWED_SETTINGS
+from tests.tags import draw_tag
 
-EARLY, EVERYTHING = FOLLOWED_EVENTS, 4_500  # events: of the log, and with the live ones
 N_SOLD_OUT = 60  # of the last purchases: their items
 SETTINGS = Settings.model_validate(FOLLOWED_SETTINGS)
-QUIET = Console(quiet=True)
 
 
 class Meddling(io.StringIO):
@@ -63,33 +59,6 @@ class Meddling(io.StringIO):
         if self.acts:
             self.acts.pop()()
         return super().write(text)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def rough_bounds() -> Iterator[None]:
-    with few_resamples():
-        yield
-
-
-@pytest.fixture(scope="module")
-def past() -> Dataset:
-    return load_dataset(followed_shop() / "data")
-
-
-@pytest.fixture(scope="module")
-def whole(past) -> Dataset:
-    """Return the data set with the last third of the log, which the tests send as live events."""
-    return replace(past, interactions=load_dataset(FOLLOWED_DATA).interactions[past.interactions.columns])
-
-
-@pytest.fixture(scope="module")
-def exported() -> Path:
-    return followed_shop() / "repository"
-
-
-@pytest.fixture
-def repo(exported, tmp_path) -> Path:
-    return Path(shutil.copytree(exported, tmp_path / "model_repository"))
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +94,6 @@ def abandon_round(repo: Path) -> None:
     scratch = Path(tempfile.mkdtemp(dir=repo.parent, prefix=make_scratch_prefix(repo)))
     (scratch / "store").mkdir()
     (scratch / "store" / "data.mdb").write_bytes(b"events")
-
-
-def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
-    with closing(Observe.load(repo / OBSERVE / str(read_pinned_generation(repo)))) as model:
-        for part in split_blocks(rows, 500):
-            model(make_event_inputs(dataset, part))
 
 
 def test_without_live_events_a_round_waits(repo, past):
@@ -224,20 +187,6 @@ def test_rules_in_effect_judge_both_generations_and_weights_of_a_removed_reposit
     assert done.report.endswith(". All models from scratch")
 
 
-def test_a_round_waits_until_servers_have_moved_to_a_promoted_generation(repo, past, tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "RUN_DIR", tmp_path / "run")
-    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True, days=7))
-    end_experiment(repo, "not worse", "promoted")
-    tag = draw_tag()
-    with run_tagged(tag) as server:  # a process that does nothing in the place of a server
-        state = ServerState(server.pid, tag, repo.resolve(), tmp_path / "log", find_free_ports(), generation=1)
-        state.save(tmp_path / "run")
-        told = follow_once(past, repo, None, 1_000, QUIET).report
-        assert told.startswith("waits: experiment generation-2 promoted generation 2, and a server has not moved to it yet")
-        replace(state, generation=2).save(tmp_path / "run")
-        assert follow_once(past, repo, None, 1_000, QUIET).report.startswith("waits: 0 events are newer")
-
-
 def test_events_that_a_list_led_to_judge_only_where_others_are_too_few(repo, whole, past):
     rows = np.arange(EARLY, EVERYTHING)
     log = whole.interactions
@@ -317,63 +266,6 @@ def test_a_candidate_is_not_published_where_an_experiment_was_started_meanwhile(
     assert list_published_generations(repo) == (1,)
 
 
-@pytest.mark.parametrize(("refused", "events"), [(1, "2,000"), (3, "8,000"), (4, "16,000"), (10, "64,000")])
-def test_after_candidates_that_are_not_as_good_the_next_one_waits_for_more_events_but_not_without_end(
-    repo, past, refused, events
-):
-    for _ in range(refused):
-        record_act(repo, "not published", 1, reason="worse")
-    record_act(repo, "not published", 2, reason="worse than another generation")
-    done = follow_once(past, repo, None, 1_000, QUIET)
-    assert f"waits: 0 events are newer than generation 1, of {events}" in done.report
-
-
-@pytest.mark.parametrize(
-    ("challengers", "days"), [((2,), 1), ((2, 3), 2), ((2, 3, 4, 5, 6), 8)], ids=["one", "two", "at most eight days"]
-)
-def test_after_challengers_that_were_not_promoted_the_next_round_waits_longer_and_says_until_when(
-    repo, past, challengers, days, monkeypatch
-):
-    for number in challengers:
-        start_experiment(repo, Experiment(f"generation-{number}", 1, number, 0.1, promotes=True))
-        end_experiment(repo, "2.0% fewer of its answers are clicked", "rolled back")
-    told = follow_once(past, repo, None, 1_000, QUIET).report
-    assert told.startswith(f"waits: challenger {challengers[-1]} was not promoted (experiment generation-{challengers[-1]}")
-    assert "2.0% fewer of its answers are clicked" in told
-    ended_s = read_acts(repo)[-1].time_s
-    until = datetime.fromtimestamp(ended_s + 86_400 * days, UTC)
-    assert told.endswith(f"{until:%Y-%m-%d %H:%M} UTC on")
-    monkeypatch.setattr(time, "time", lambda: ended_s + 86_400 * days - 1)
-    assert "was not promoted" in follow_once(past, repo, None, 1_000, QUIET).report
-    monkeypatch.setattr(time, "time", lambda: ended_s + 86_400 * days)
-    awaited = {1: "2,000", 2: "4,000", 5: "24,000"}[len(challengers)]
-    assert follow_once(past, repo, None, 1_000, QUIET).report == (f"waits: 0 events are newer than generation 1, of {awaited}")
-
-
-def test_a_promoted_challenger_and_one_of_before_make_no_round_wait(exported, repo, past):
-    assert relayout(exported, repo, "fused", beside=1) == 2
-    pin(repo, 2)
-    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True))
-    end_experiment(repo, "2.0% more of the answers are clicked", "promoted")
-    start_experiment(repo, Experiment("back", 2, 1, 0.1))
-    end_experiment(repo, "a person stopped it")
-    assert follow_once(past, repo, None, 1_000, QUIET).report.startswith(
-        "waits: 0 events are newer than generation 2, of 1,000"
-    )
-
-
-def test_a_shadow_and_a_test_that_a_person_stopped_make_no_round_wait(repo, past):
-    ended: list[tuple[str, Mode, State]] = [("a", "ab", "stopped"), ("b", "shadow", "stopped"), ("c", "shadow", "rolled back")]
-    for name, mode, state in ended:
-        start_experiment(repo, Experiment(name, 1, 2, 0.1, mode))
-        end_experiment(repo, "seen enough", state)
-    waits = "waits: 0 events are newer than generation 1, of"
-    assert follow_once(past, repo, None, 1_000, QUIET).report == f"{waits} 1,000"
-    start_experiment(repo, Experiment("generation-2", 1, 2, 0.1, promotes=True))
-    end_experiment(repo, "no decision within 7 days")
-    assert "challenger 2 was not promoted" in follow_once(past, repo, None, 1_000, QUIET).report
-
-
 def test_a_repository_without_live_events_is_refused(repo, past):
     shutil.rmtree(repo / OBSERVE)
     with pytest.raises(ConfigError, match="no model `observe`"):
@@ -385,24 +277,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_there_are_events(repo
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != repo.resolve().parent)
     with pytest.raises(ConfigError, match=f"cannot write {repo.resolve().parent}"):
         follow_once(past, repo, SETTINGS, 1, QUIET)
-
-
-def test_a_generation_that_no_server_can_move_to_makes_the_next_round_wait_for_more_events(
-    repo, exported, past, whole, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(follow, "RUN_DIR", tmp_path / "run")
-    tag = draw_tag()
-    with run_tagged(tag) as server:  # a process that does nothing in the place of a server
-        state = ServerState(server.pid, tag, repo.resolve(), tmp_path / "log", find_free_ports(), generation=1)
-        state.save(tmp_path / "run")
-        with pytest.raises(ServerError):
-            publish_candidate(exported, repo, "fused", 1, Terms(), Verdict(0, ""))
-    assert read_pinned_generation(repo) == 1
-    last = read_acts(repo)[-1]
-    assert (last.action, last.generation) == ("not published", 1)
-    assert "no server could move to generation 2: " in last.reason
-    observe(repo, whole, np.arange(EARLY, EARLY + 1_500))
-    assert ", of 2,000" in follow_once(past, repo, None, 1_000, QUIET).report
 
 
 def test_a_config_with_another_live_store_than_the_servers_is_refused(repo, past, tmp_path):
