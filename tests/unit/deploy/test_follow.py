@@ -43,6 +43,12 @@ def test_the_service_does_one_round_whose_generation_a_share_of_the_users_meets(
     assert service["Type"] == "oneshot"
 
 
+def test_training_leaves_the_processors_to_the_server():
+    """Where the kernel shares them among units, only weights count: 100 is the default, which the server has."""
+    training, server = (read_unit(SYSTEMD / f"{name}.service")["Service"] for name in ("recommender-follow", "recommender"))
+    assert int(training["CPUWeight"]) <= 0.01 * int(server.get("CPUWeight", "100"))
+
+
 def test_the_timer_starts_the_service_again_an_hour_after_it_ended():
     timer = read_unit(SYSTEMD / "recommender-follow.timer")
     assert timer["Timer"]["OnUnitInactiveSec"] == "1h"
