@@ -31,6 +31,7 @@ def installed(tmp_path_factory) -> Path:
         [sys.executable, "-c", build, str(folder)], cwd=folder / "source", capture_output=True, text=True, timeout=120
     )
     assert built.returncode == 0, built.stderr
+    assert "deprecated" not in built.stderr, built.stderr  # a later setuptools would refuse what this one warns of
     (wheel,) = folder.glob("*.whl")
     shutil.unpack_archive(wheel, folder / "packages", format="zip")
     return folder / "packages"
