@@ -127,18 +127,22 @@ def describe_unknown_settings(repo: Path) -> str:
 def describe_other_pin(state: ServerState) -> str:
     """Return a message if a repository is pinned to another generation than its server serves; "" otherwise.
 
-    Also during an experiment, which ends before the server moves, and where the pin cannot be read.
+    Also where the pin cannot be read.
     """
     try:
         pinned = read_pinned_generation(state.repo)
-        if pinned == state.generation or not state.generation or find_running(state.repo):
+        if pinned == state.generation or not state.generation:
             return ""
+        running = find_running(state.repo)
     except (RecommenderError, OSError):  # what checks the files says why
         return ""
-    return (
-        f"WARNING: generation {pinned} is pinned, and generation {state.generation} is served (move the server: "
-        f"python -m server activate --generation {pinned} --grpc-port {state.ports.grpc})"
-    )
+    warning = f"WARNING: generation {pinned} is pinned, and generation {state.generation} is served"
+    if running:  # no server moves meanwhile
+        return (
+            f"{warning}. A restart would serve {pinned}, and end experiment {running.name} (keep it: "
+            f"python -m export pin {state.generation} --repo {state.repo})"
+        )
+    return f"{warning} (move the server: python -m server activate --generation {pinned} --grpc-port {state.ports.grpc})"
 
 
 def describe_removed_store(state: ServerState) -> str:

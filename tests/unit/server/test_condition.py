@@ -64,14 +64,16 @@ def test_live_settings_of_another_version_are_told_because_no_helper_of_the_stor
 
 
 def test_another_generation_than_the_pinned_one_is_told(state):
-    """Unless an experiment holds the server where it is."""
+    """With what a restart would do to an experiment, which holds the server where it is."""
     assert describe_other_pin(state) == ""
     pin(state.repo, 2)
     told = describe_other_pin(state)
     assert "generation 2 is pinned, and generation 1 is served" in told
     assert f"activate --generation 2 --grpc-port {state.ports.grpc})" in told
     start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
-    assert describe_other_pin(state) == ""
+    told = describe_other_pin(state)
+    assert "A restart would serve 2, and end experiment spring" in told
+    assert f"python -m export pin 1 --repo {state.repo}" in told
     end_experiment(state.repo, "enough")
     assert "generation 2 is pinned" in describe_other_pin(state)
     (state.repo / "recommend" / "config.pbtxt").unlink()
