@@ -238,6 +238,8 @@ def fit_ranking(
         lessons = add_unlabelled(lessons, log, features, statistics, served_retriever, choices, rng)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.note_detail, trainer, start)
         phase.result = describe_ranker(ranker, choices)
+    if not ranker.learned:
+        progress.warn("the ranker learned nothing: does user_id in dataset.toml name customers, and do some take several?")
     with progress.phase("re-ranker") as phase:
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.note_detail)
         phase.result = f"{reranker.trust:.0%} of its correction is used"

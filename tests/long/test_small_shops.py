@@ -16,7 +16,7 @@ from serving.contract.errors import ConfigError, ExportError, RequestError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpack_records
 from serving.pipeline import Pipeline
 from tests.repositories import small_repository
-from tests.unit.small_shops import PRICE, SETTINGS, export, shop
+from tests.unit.small_shops import PRICE, SETTINGS, export, few_resamples, shop
 from training.dataset import load_dataset
 
 STRANGER = 999_999
@@ -56,8 +56,12 @@ def test_a_context_that_never_had_a_value():
 
 
 def test_a_single_user_and_a_price_rule_that_speaks_of_the_column_that_is_named(tmp_path):
-    dataset = shop(tmp_path / "data", users=1, items=60, events=40, more=PRICE)
-    pipeline = Pipeline.load(export(tmp_path, dataset, rules={"price_cap": 12.0}, ranker={"compression": "none"}))
+    dataset, shown = shop(tmp_path / "data", users=1, items=60, events=40, more=PRICE), StringIO()
+    settings = Settings.model_validate(SETTINGS | {"rules": {"price_cap": 12.0}, "ranker": {"compression": "none"}})
+    with few_resamples():
+        build_repository(dataset, tmp_path / "repository", settings, Console(file=shown, width=200))
+    assert "warning: the ranker learned nothing: does user_id in dataset.toml name customers" in shown.getvalue()
+    pipeline = Pipeline.load(tmp_path / "repository")
     answer = pipeline.recommend([1, STRANGER])
     with pytest.raises(RequestError, match="There are no user_ids"):
         pipeline.recommend([])
