@@ -69,6 +69,7 @@ from serving.contract.tensors import (
 log = logging.getLogger(__name__)
 
 PIPELINE = "serving.pipeline"
+MOST_NAMED = 5  # foreign folders in a message
 # Messages of the system, of copytree and of NumPy about a full disk; those of NumPy have no errno
 FULL = re.compile(rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT}|{errno.EFBIG})\]|\A\d+ requested and \d+ written\Z")
 
@@ -129,6 +130,7 @@ class Staging:
             self._clear()
 
     def _prepare(self) -> None:
+        refuse_foreign_folders(self.repository)
         shutil.rmtree(self.root, ignore_errors=True)
         self.generation = 1 + max(list_versions(self.repository), default=0)
         self.root.mkdir()
@@ -262,6 +264,21 @@ class Staging:
         if self.layout == "ensemble":
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, make_ensemble_config(specs, pinned, serving[ENSEMBLE]))
         write_pins(self.repository, pinned)
+
+
+def refuse_foreign_folders(repository: Path) -> None:
+    """Raise ExportError where a folder in `repository` is no model: tritonserver starts only if it can load every folder.
+
+    A killed publication may have left a folder of ours without its config.
+    """
+    ours = {ENSEMBLE, *STAGES, *LIVE_MODELS}
+    folders = (path for path in repository.iterdir() if path.is_dir() and path.name not in ours)
+    if names := sorted(path.name for path in folders if not (path / CONFIG_FILE).is_file()):
+        named = ", ".join(names[:MOST_NAMED]) + " …" * (len(names) > MOST_NAMED)
+        raise ExportError(
+            f"{repository} holds folders that are no models: {named}. tritonserver would load them as models, and not start. "
+            "Move them out, or choose another REPO: an empty folder or a new name."
+        )
 
 
 def refuse_full_disk(error: OSError, staging: Path) -> None:
