@@ -185,7 +185,8 @@ def read_acts(repo: Path) -> list[Act]:
     if not path.is_file():
         return []
     acts = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, encoded in enumerate(path.read_bytes().splitlines(), start=1):
+        line = encoded.decode(errors="replace")
         try:
             record = json.loads(line)
             acts.append(Act(**{name: value for name, value in record.items() if name in KEYS}))  # newer versions may add keys
@@ -193,7 +194,9 @@ def read_acts(repo: Path) -> list[Act]:
             if isinstance(error, json.JSONDecodeError) and _is_cut_short(line, error):
                 log.warning("%s, line %d was cut short, perhaps by a full disk, and is skipped: %s", path, number, line)
                 continue
-            raise ConfigError(f"{path}, line {number} is no record: {error}. Move the file away to start a new one.") from error
+            raise ConfigError(
+                f"{path}, line {number} is no record: {error}. Remove that line; without the file, no tag keeps a generation."
+            ) from error
     return acts
 
 

@@ -174,8 +174,8 @@ def check_record(repository: Path) -> Iterator[Finding]:
     remedy = "Put it back as it was published, or export the repository again: servers trust the digests in it."
     try:
         recorded_acts = find_recorded(read_acts(repository))
-    except (RecommenderError, OSError, ValueError) as error:  # no server needs it
-        yield Finding("warning", RECORD_FILE, f"It cannot be read: {error}", "Move the file away to start a new one.")
+    except (RecommenderError, OSError) as error:  # no server needs it
+        yield make_finding("warning", RECORD_FILE, str(error))
         return
     for generation, act in recorded_acts.items():
         recorded_digest, digest = act.facts.get(MANIFEST_SHA256), hash_manifest(repository, generation)

@@ -321,9 +321,14 @@ def test_a_folder_that_is_no_repository_has_no_record(tmp_path):
         run(tmp_path, "record")
 
 
-def test_a_broken_record_is_named_by_its_line(repo):
+@pytest.mark.parametrize("line", [b"{broken", bytes(40), b"\xff\xfe"])
+def test_a_broken_record_is_named_by_its_line(line, repo):
+    """A power cut may leave zeros. Without the whole file, the next publication would remove generations that have a tag."""
     record_act(repo, "activated", 2)
-    with (repo / RECORD_FILE).open("a") as file:
-        file.write("{broken\n")
-    with pytest.raises(ConfigError, match="line 2 is no record"):
+    with (repo / RECORD_FILE).open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(ConfigError, match=r"line 2 is no record: .* Remove that line; without the file, no tag keeps"):
         read_acts(repo)
+    [finding] = check_record(repo)
+    assert "line 2 is no record" in finding.fact
+    assert finding.remedy == "Remove that line; without the file, no tag keeps a generation."
