@@ -24,9 +24,10 @@ def read_pinned_generation(repository: Path) -> int:
     path = repository / ENSEMBLE / "config.pbtxt"
     try:
         text = COMMENT.sub("", path.read_text())
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ArtifactError(
-            f"{path} cannot be read: {error.strerror}; it states the generation that the repository answers with. "
+            f"{path} cannot be read: {reason}; it states the generation that the repository answers with. "
             f"Create a repository with `make export REPO={repository}`."
         ) from error
     pins = {int(number) for pattern in PINS for pin in pattern.findall(text) for number in re.findall(r"\d+", pin)}

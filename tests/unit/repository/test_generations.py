@@ -55,3 +55,11 @@ def test_it_refuses_what_names_not_one(tmp_path, text, pins):
 def test_no_repository(tmp_path):
     with pytest.raises(ArtifactError, match=r"recommend/config\.pbtxt cannot be read: No such file.*make export"):
         Pipeline.load(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused_with_a_remedy(tmp_path):
+    """`make check` and the supervisor report what a repository is, and must not end with it."""
+    path = repository(tmp_path, "") / "recommend" / "config.pbtxt"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArtifactError, match=r"recommend/config\.pbtxt cannot be read: .*decode byte 0xff.*make export"):
+        read_pinned_generation(tmp_path)
