@@ -20,7 +20,7 @@ from export.settings import PipelineSettings, Settings
 from export.steps.catalogue import write_catalogue
 from export.steps.describe import describe_export, describe_ranker, describe_sources
 from export.steps.learning import Learning, keep_weights
-from export.steps.lost_log import refuse_lost_log, refuse_other_ids
+from export.steps.lost_log import describe_other_shop, refuse_lost_log, refuse_other_ids
 from export.steps.recording import draw_requests
 from export.steps.references import REFERENCE_TIMES, write_drift_references
 from export.steps.rehearsal import rehearse
@@ -95,6 +95,8 @@ def build_repository(
     refuse_other_ids(dataset, target)
     plugin, progress = load_profile(profile), Progress(console, verbose)
     progress.note(f"{dataset.description.name}: {dataset.report}")
+    if other_shop := describe_other_shop(dataset, target):
+        progress.warn(other_shop)
     staged = Staging(repository, layout, lambda repo: find_held_generations(repo, RUN_DIR), keep)
     with hold_scratch() as scratch, staged as staging:  # staged first, so that a bad place costs no training
         rules = read_rules(dataset, target, settings, progress)

@@ -1,4 +1,4 @@
-"""Notice a log that lost most of its events, or whose ids are of another kind, before its generation replaces a good one."""
+"""Notice a log that lost most of its events, has ids of another kind, or is another shop's, before it replaces a generation."""
 
 from __future__ import annotations
 
@@ -53,13 +53,31 @@ def refuse_other_ids(dataset: Dataset, repository: Path) -> None:
         )
 
 
+def describe_other_shop(dataset: Dataset, repository: Path) -> str:
+    """Return a warning if the pinned generation is of a data set of another name, "" otherwise: REPO may be mistaken."""
+    generation, manifest = _read_pinned_of_any(repository)
+    if not manifest or (pinned_name := manifest["dataset"]["name"]) == (name := dataset.description.name):
+        return ""
+    return (
+        f"generation {generation} of {repository} is of the data set {pinned_name!r}. The new one will be of {name!r}, and a "
+        "server that starts will serve it, without the live events of the other. Is REPO right? Ctrl-C ends this export"
+    )
+
+
 def _find_text(names: pd.DataFrame) -> str:
     """Return the name that makes all ids text; the first one if each is an integer, but together they are not."""
     return next((name for name in names["name"] if parse_integers([name]) is None), names["name"].iloc[0])
 
 
 def _read_pinned(dataset: Dataset, repository: Path) -> tuple[int, dict[str, Any]]:
-    """Return the pinned generation of a data set of the same name, and its manifest, {} where there is none.
+    """Return the pinned generation of a data set of the same name, and its manifest, {} where there is none."""
+    generation, manifest = _read_pinned_of_any(repository)
+    is_same = bool(manifest) and manifest["dataset"]["name"] == dataset.description.name
+    return (generation, manifest) if is_same else (0, {})
+
+
+def _read_pinned_of_any(repository: Path) -> tuple[int, dict[str, Any]]:
+    """Return the pinned generation, and its manifest with the name of its data set, {} where there is none.
 
     A damaged or older generation says nothing about the log, and a new export is what mends it.
     """
@@ -68,7 +86,7 @@ def _read_pinned(dataset: Dataset, repository: Path) -> tuple[int, dict[str, Any
     try:
         generation = read_pinned_generation(repository)
         manifest = read_manifest(repository, generation)
-        is_same = manifest["dataset"]["name"] == dataset.description.name
-    except (ArtifactError, ConfigError, KeyError):
+        str(manifest["dataset"]["name"])
+    except (ArtifactError, ConfigError, KeyError, TypeError):
         return 0, {}
-    return (generation, manifest) if is_same else (0, {})
+    return generation, manifest

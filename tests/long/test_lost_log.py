@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from export.build import build_repository
 from export.settings import Settings
-from export.steps.lost_log import refuse_lost_log, refuse_other_ids
+from export.steps.lost_log import describe_other_shop, refuse_lost_log, refuse_other_ids
 from repository.generations import list_published_generations
+from repository.publish import Staging
 from serving.contract.errors import ExportError
 from serving.contract.tensors import ENSEMBLE
 from tests.repositories import copy_small_repository
@@ -51,6 +53,18 @@ def test_half_of_the_log_another_log_or_a_new_repository_may_be_exported(reposit
 def test_a_damaged_generation_is_no_reason_to_refuse_what_mends_it(repository, dataset):
     (repository / ENSEMBLE / "1" / "manifest.json").write_text("{")
     refuse_lost_log(cut_off(dataset, 1), repository)
+
+
+def test_an_export_over_another_shops_generation_warns_before_it_trains(repository, dataset):
+    other = replace(dataset, description=dataset.description.model_copy(update={"name": "other"}))
+    warning = describe_other_shop(other, repository)
+    assert "generation 1 of" in warning
+    assert "of the data set 'small'. The new one will be of 'other'" in warning
+    assert describe_other_shop(dataset, repository) == describe_other_shop(other, repository.parent / "new") == ""
+    said = StringIO()
+    with Staging(repository), pytest.raises(ExportError, match="Another export is writing"):  # so that nothing is trained
+        build_repository(other, repository, Settings(), Console(file=said, width=400))
+    assert f"warning: {warning}" in said.getvalue()
 
 
 def load_with(folder, user, item):
