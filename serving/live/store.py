@@ -15,6 +15,7 @@ All that open a folder in one process share one environment, because LMDB forbid
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -226,7 +227,9 @@ def find_live_folder(repository: Path, live_folder: str = "") -> Path:
 def set_aside(folder: Path, shop: str) -> Path | None:
     """Rename the store if it belongs to another shop, so that equal ids of two shops are not mixed up.
 
-    Return its new path, None if the store stays. Several processes may call this at once, but none may be reading the store.
+    The shop's own store, if it was set aside before, takes its place: a server may have been moved to another shop's generation
+    by mistake. Return the new path of the other store, None if the store stays. Several processes may call this at once, but
+    none may be reading the store.
     """
     if not read_other_shop(folder, shop):
         return None
@@ -234,12 +237,22 @@ def set_aside(folder: Path, shop: str) -> Path | None:
         other = read_other_shop(folder, shop)
         if not other:  # another process was faster
             return None
-        target, number = folder.with_name(f"{folder.name}.{other}"), 1
-        while target.exists():
-            number += 1
-            target = folder.with_name(f"{folder.name}.{other}.{number}")
+        former = list_set_aside(folder, other)
+        target = folder.with_name(f"{folder.name}.{other}" + (f".{len(former) + 1}" if former else ""))
+        own = [path for path in list_set_aside(folder, shop) if has_store(path) and not read_other_shop(path, shop)]
         folder.rename(target)
+        if own:
+            with contextlib.suppress(OSError):  # another process has just made a new store there
+                own[-1].rename(folder)
     return target
+
+
+def list_set_aside(folder: Path, shop: str) -> list[Path]:
+    """Return the paths to which stores of a shop were renamed, oldest first. folder: of the store that is used"""
+    paths = [folder.with_name(f"{folder.name}.{shop}")]
+    while paths[-1].exists():
+        paths.append(folder.with_name(f"{folder.name}.{shop}.{len(paths) + 1}"))
+    return paths[:-1]
 
 
 def read_other_shop(folder: Path, shop: str) -> str:

@@ -326,6 +326,21 @@ def test_the_store_of_another_shop_is_set_aside_and_kept(folder):
     assert set_aside(folder, "shop") == folder.with_name("repository.live.another.2")
 
 
+def test_a_shop_that_comes_back_has_its_own_store_again(folder):
+    """A server may have been moved to the generation of another shop by mistake, and back."""
+    Writer(folder, Layout(), ("rating",), shop="another").close()
+    (folder / "of_another").touch()
+    set_aside(folder, "shop")
+    Writer(folder, Layout(), ("rating",), shop="shop").close()
+    assert set_aside(folder, "another") == folder.with_name("repository.live.shop")
+    assert (folder / "of_another").exists()
+    assert not folder.with_name("repository.live.another").exists()
+    assert set_aside(folder, "another") is None
+    assert set_aside(folder, "shop") == folder.with_name("repository.live.another")
+    assert not (folder / "of_another").exists()
+    assert folder.exists()
+
+
 def test_of_two_processes_that_set_a_store_aside_the_slower_one_leaves_the_new_store_alone(folder, monkeypatch):
     Writer(folder, Layout(), ("rating",), shop="another").close()
 
