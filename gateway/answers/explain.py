@@ -5,6 +5,7 @@ trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the firs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -141,11 +142,12 @@ class Explainer:
         state, _, _ = store.read_state(inputs)
         live_s = read_event_times(self._shop.reader.users, int(inputs["user_id"][0, 0]), store.embedded.as_of_s)
         seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
-        history = [
-            self._shop.describe_item(event[0]) | {"time": datetime.fromtimestamp(live_s.get(event, event[1]), UTC).isoformat()}
-            for event in seen
-            if event[0] != PAD_ID
-        ]
+        history = []
+        for item_id, feature_s in seen:
+            if item_id != PAD_ID:
+                newest_last = live_s.get((item_id, feature_s))
+                moment = datetime.fromtimestamp(newest_last.pop() if newest_last else feature_s, UTC)
+                history.append(self._shop.describe_item(item_id) | {"time": moment.isoformat()})
         return {"known": is_known, "events": int(state.event_count[0]), "history": history}
 
     def _describe_item(self, item: str) -> dict[str, Any]:
@@ -219,10 +221,10 @@ class Explainer:
         return [self._shop.describe_item(item_id) | {"weight": weight} for item_id, weight in contributors]
 
 
-def read_event_times(reader: UserReader, user_id: int, as_of_s: int) -> dict[tuple[int, int], int]:
-    """Return the unix seconds of a user's live events, by item id and feature time (timeline.py), as histories have them.
+def read_event_times(reader: UserReader, user_id: int, as_of_s: int) -> dict[tuple[int, int], list[int]]:
+    """Return the unix seconds of a user's live events, the newest last, by item id and feature time, as histories have them.
 
-    Feature time stands still during a pause, so it alone does not tell when a late event of that pause was.
+    Feature time (timeline.py) stands still during a pause, so it alone does not tell when late events of that pause were.
     as_of_s: the clock of the generation, unix seconds
     """
     try:
@@ -233,10 +235,18 @@ def read_event_times(reader: UserReader, user_id: int, as_of_s: int) -> dict[tup
             pauses_ms = snapshot.read_pauses_ms() if progress.n_pauses else []
     except ServingError:  # the history lacks the live events too
         return {}
-    item_ids = np.concatenate([records["session_ids"].ravel(), records["history_ids"].ravel()])
-    times_s = np.concatenate([records["session_ms"].ravel() // 1_000, records["history_s"].ravel()]).astype(np.int64)
-    feature_s = Timeline.of(pauses_ms, progress.first_ms, 1_000 * as_of_s).skip_all_pauses(times_s)
-    return dict(zip(zip(item_ids.tolist(), feature_s.tolist(), strict=True), times_s.tolist(), strict=True))
+    timeline = Timeline.of(pauses_ms, progress.first_ms, 1_000 * as_of_s)
+
+    def count(item_ids: np.ndarray, times_s: np.ndarray) -> Counter[tuple[int, int, int]]:
+        feature_s = timeline.skip_all_pauses(times_s)
+        return Counter(zip(item_ids.tolist(), feature_s.tolist(), times_s.tolist(), strict=True))
+
+    session = count(records["session_ids"].ravel(), records["session_ms"].ravel() // 1_000)
+    events = session | count(records["history_ids"].ravel(), records["history_s"].ravel().astype(np.int64))  # most are in both
+    times: dict[tuple[int, int], list[int]] = {}
+    for item_id, feature, time_s in sorted(events.elements()):
+        times.setdefault((item_id, feature), []).append(time_s)
+    return times
 
 
 def build_inputs(pipeline: Pipeline, query: Query) -> Arrays:

@@ -30,3 +30,14 @@ def test_a_late_event_of_the_pause_is_of_its_own_time(own_repo):
     observe(door.repo, {"user_id": [USER], "item_id": [first], "timestamp_ms": [1_000 * now_s]})
     observe(door.repo, {"user_id": [USER], "item_id": [late], "timestamp_ms": [1_000 * (now_s - 40 * 86_400)]})
     assert read_times_s(door) == exported_s | {first: now_s, late: now_s - 40 * 86_400}
+
+
+def test_late_events_of_one_item_in_the_pause_keep_a_time_each(own_repo):
+    door = Gateway(own_repo)
+    exported_s, now_s = read_times_s(door), int(time.time())
+    first, late = [item for item in range(1, 31) if item not in exported_s][:2]
+    late_s = [now_s - 86_400 * days for days in (40, 50, 60)]
+    for item, time_s in [(first, now_s), *((late, moment) for moment in late_s)]:
+        observe(door.repo, {"user_id": [USER], "item_id": [item], "timestamp_ms": [1_000 * time_s]})
+    history = door.ask("GET", f"/v1/users/{USER}").json()["history"]
+    assert [datetime.fromisoformat(item["time"]).timestamp() for item in history if item["id"] == late] == late_s
