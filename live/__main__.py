@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from live.archive import LAST_SEQUENCE, drop_segments, export_log
+from live.archive import LAST_SEQUENCE, drop_segments, export_log, find_log_place
 from live.archive import compact as compact_log
 from live.backup import back_up
 from live.backup import restore as restore_backup
@@ -187,10 +187,13 @@ def share(
 def export(
     target: Annotated[Path, typer.Argument(help="Parquet file to write", resolve_path=True)],
     repo: Repo = DEFAULT,
-    after: Annotated[int, typer.Option(min=0, max=LAST_SEQUENCE, help="only events after this sequence")] = 0,
+    after: Annotated[
+        int, typer.Option(min=0, max=LAST_SEQUENCE, help="only events after this sequence, or place in the log")
+    ] = 0,
 ) -> None:
     """Write the whole log, archive and store, into one Parquet file that its owner alone may read."""
-    count = export_log(find_store(repo), target, after)
+    folder = find_store(repo)
+    count = export_log(folder, target, find_log_place(folder, after))
     out.print(f"{count:,} events written to {target}")
 
 
@@ -276,8 +279,8 @@ def backup(
     """Copy the live store, its archive, rules and exposure log into a folder. The server may keep running."""
     result = back_up(find_store(repo), folder)
     out.print(
-        f"{result.bytes:,} bytes written to {folder}: events up to sequence {result.progress.last_sequence:,}, the latest of "
-        f"{format_time(result.progress.latest_ms)}, {result.segments} segments of the archive"
+        f"{result.bytes:,} bytes written to {folder}: events up to place {result.progress.last_sequence:,} of the log, "
+        f"the latest of {format_time(result.progress.latest_ms)}, {result.segments} segments of the archive"
     )
 
 
@@ -293,7 +296,7 @@ def restore(
     target, shop = find_live_place(repo)
     result = restore_backup(folder, target, shop, replace)
     out.print(
-        f"{target} holds the events up to sequence {result.progress.last_sequence:,}, the latest of "
+        f"{target} holds the events up to place {result.progress.last_sequence:,} of the log, the latest of "
         f"{format_time(result.progress.latest_ms)}"
     )
     if result.erased:

@@ -22,6 +22,7 @@ from serving.contract.durable import replace_durably
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
 from serving.live.reader import Reader, Snapshot
+from serving.live.sequences import hash_machine, unpack_sequence
 from serving.live.store import ARCHIVE
 from serving.live.writer import Writer
 
@@ -187,6 +188,23 @@ def export_log(folder: Path, target: Path, after: int = 0) -> int:
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}. Name a file in a folder with enough space.") from error
     return pq.read_metadata(target).num_rows
+
+
+def find_log_place(folder: Path, sequence: int) -> int:
+    """Return the place in a store's log of a sequence that `observe` or `upsert` returned; a place is returned as it is.
+
+    Raises ConfigError for a sequence of another log: another machine's, or that of events that a restore has lost.
+    """
+    origin = unpack_sequence(sequence)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        numbers = {0, hash_machine(snapshot.read_machine())}
+        numbers |= {hash_machine(name) for name, last in snapshot.read_former_machines() if origin.place <= last}
+    if origin.machine in numbers:
+        return origin.place
+    raise ConfigError(
+        f"{sequence} is no sequence of the log in {folder}: another machine returned it, or it is of an event that was lost "
+        "when a backup was restored. Expected one that this machine returned, or a place in this log."
+    )
 
 
 def read_tables(folder: Path, after: int) -> Iterator[pa.Table]:

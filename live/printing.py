@@ -57,7 +57,7 @@ def show_store(folder: Path, snapshot: Snapshot) -> None:
         "events ever": f"{progress.accepted:,}",
         "of these late": f"{progress.late:,}",
         "repeated event ids": f"{progress.repeated:,}",
-        "last sequence": f"{progress.last_sequence:,}",
+        "last place in the log": f"{progress.last_sequence:,}",
         "clock (watermark)": format_time(progress.watermark_ms),
         "latest event": format_time(progress.latest_ms),
         "names of events": ", ".join(snapshot.read_event_names()),

@@ -58,9 +58,9 @@ def test_a_backup_that_is_made_while_events_go_on_is_restored_as_of_one_moment(w
     place = tmp_path / "other.live"
     last = read_last_sequence(place)
     assert 150 < last <= at_backup
-    assert f"events up to sequence {last:,}" in written
+    assert f"events up to place {last:,} of the log" in written
     assert "1 segments of the archive" in written
-    assert f"events up to sequence {last:,}" in restored
+    assert f"events up to place {last:,} of the log" in restored
     log = {
         int(sequence): batch.take(np.array([row]))
         for sequences, batch in read_log(folder)

@@ -16,12 +16,14 @@ import pytest
 
 from live.__main__ import open_writer
 from live.archive import compact, drop_segments, find_start, from_table, list_segments, read_log, to_table, write_segment
+from live.backup import back_up, restore
 from live.replay import count_differences, replay
 from serving.contract.errors import ArtifactError, ConfigError, RecommenderError
 from serving.contract.tensors import OBSERVE
 from serving.live.events import EventBatch, pack
 from serving.live.layout import Layout
 from serving.live.reader import Reader
+from serving.live.sequences import mark_sequences
 from serving.live.store import find_live_folder
 from serving.live.writer import Writer
 from tests.interrupting import Killed, called_on_return, kill
@@ -298,6 +300,28 @@ def test_a_repair_refuses_a_store_in_which_events_arrived_meanwhile(writer, fold
     with arrival, pytest.raises(RecommenderError, match="arrived during the replay"):
         replay(folder, repair=True)
     assert 7_000 in list_stored_users(folder)
+
+
+def test_an_export_takes_the_sequence_that_a_caller_was_given_also_after_a_restore(writer, folder, clock, tmp_path):
+    fill(writer, clock, days=1, each=10)
+    machine = writer.name_machine()
+    first, lost = mark_sequences(np.array([6, 12]), machine, False).tolist()
+    elsewhere = int(mark_sequences(np.array([6]), f"not {machine}", False)[0])
+    target, repo = tmp_path / "log.parquet", ("--repo", tmp_path / "model_repository")
+
+    def list_exported(after: int) -> list[int]:
+        call("export", target, "--after", after, *repo)
+        return pq.read_table(target)["sequence"].to_pylist()
+
+    assert list_exported(first) == list_exported(6) == [7, 8, 9, 10]
+    with pytest.raises(ConfigError, match=f"{elsewhere} is no sequence of the log"):
+        list_exported(elsewhere)
+    back_up(folder, tmp_path / "backup")
+    writer.close()
+    restore(tmp_path / "backup", folder, "", replace=True)
+    assert list_exported(first) == [7, 8, 9, 10]
+    with pytest.raises(ConfigError, match=f"{lost} is no sequence of the log"):
+        list_exported(lost)
 
 
 def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(writer, folder, clock, tmp_path):
