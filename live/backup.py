@@ -33,6 +33,7 @@ from live.maintenance import lock
 from serving.contract.durable import append_durably, make_durable, make_file_system_durable
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.events import USER_CHANGED
+from serving.live.file_damage import find_damage
 from serving.live.reader import Reader
 from serving.live.sequences import hash_machine
 from serving.live.store import (
@@ -124,6 +125,8 @@ def restore(backup: Path, folder: Path, shop: str = "", replace: bool = False) -
     """
     if not (backup / DATA_FILE).is_file():
         raise ConfigError(f"{backup} holds no complete backup; expected {DATA_FILE} in it. Make one by python -m live backup.")
+    if damage := find_damage(backup / DATA_FILE):
+        raise ConfigError(f"{backup / DATA_FILE} {damage}. Copy the backup again, or name another.")
     make_folder(folder)
     refuse_foreign(folder)
     with lock(folder) as is_unmaintained:  # an erasure during the copy would be missed in the restored store

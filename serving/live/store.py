@@ -30,6 +30,7 @@ import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
 from serving.contract.locks import hold_lock
+from serving.live.file_damage import find_damage
 from serving.live.layout import Layout
 
 ID = np.dtype("<i8")  # ids of users and items in keys
@@ -81,6 +82,11 @@ class Store:
     def __init__(self, folder: Path, store_bytes: int) -> None:
         """Open the folder's environment. Raises ConfigError or DependencyError."""
         refuse_foreign(folder)
+        if damage := find_damage(folder / DATA_FILE):
+            raise DependencyError(
+                f"{folder / DATA_FILE} {damage}. Stop the server, move the file away, and restore a backup by python -m live "
+                "restore BACKUP --replace. Without a backup, move the whole folder away, and begin with an empty store."
+            )
         self.folder, self.n_openers = folder, 1
         try:
             self.env = lmdb.open(

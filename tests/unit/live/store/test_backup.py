@@ -15,7 +15,7 @@ from live.backup import back_up, restore
 from live.erase import erase_user, search_user
 from live.exposures import Exposure, ExposureLog, digest_user
 from live.replay import replay
-from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError
 from serving.contract.tensors import NO_SEQUENCE, OBSERVE
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -240,7 +240,7 @@ def test_a_backup_of_another_shop_or_a_damaged_one_leaves_the_store_as_it_is(fol
     with pytest.raises(ConfigError, match="events of 'books', and the repository serves 'films'"):
         restore(tmp_path / "backup", folder, "films", replace=True)
     (tmp_path / "backup" / DATA_FILE).write_bytes(bytes(8_192))
-    with pytest.raises(RecommenderError, match="cannot be opened"):
+    with pytest.raises(ConfigError, match="is not in the format of LMDB"):
         restore(tmp_path / "backup", folder, "books", replace=True)
     assert list_items(folder) == [2]
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
