@@ -139,7 +139,9 @@ def erase_from_store(writer: Writer, user_id: int) -> Counter[str]:
         removed["changes"] += sum(txn.delete(sequence, db=store.changes) for sequence in changes)
         removed["record"] = int(txn.delete(key, db=store.users))
         removed["first record"] = int(txn.delete(key, db=store.seeds))
-        removed["seen items"] = int(txn.delete(key, db=store.seen))
+        seen = txn.cursor(store.seen)
+        removed["seen items"] = seen.count() if seen.set_key(key) else 0  # one deletion removes all of them
+        txn.delete(key, db=store.seen)
         removed["columns"] = int(txn.delete(change, db=store.columns))
     return removed
 

@@ -260,6 +260,13 @@ def test_a_repair_does_not_bring_back_a_user_who_is_erased_meanwhile(writer, fol
     assert replay(folder).is_equal
 
 
+def test_an_erasure_counts_each_seen_item_that_it_removes(writer, folder, tmp_path):
+    writer.append(EventBatch.join([purchase(7, item_id) for item_id in (3, 4, 5, 3)]))
+    assert search_user(folder, 7)["seen items"] == 3
+    assert "seen items 3" in call("erase", "7", "--repo", tmp_path / "model_repository")
+    assert json.loads((folder / "erasures.jsonl").read_text())["removed"]["seen items"] == 3
+
+
 def test_a_visitor_is_erased_by_the_name_of_the_session(writer, folder, tmp_path):
     repo = ("--repo", tmp_path / "model_repository")
     writer.append(EventBatch.join([purchase(session_id("a3f9"), 3), purchase(session_id("other"), 3)]))

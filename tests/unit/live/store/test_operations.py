@@ -274,7 +274,7 @@ def test_the_commands_say_what_they_did(writer, folder, clock, tmp_path):
     assert stat.S_IMODE((tmp_path / "log.parquet").stat().st_mode) == 0o600
     user = int(pq.read_table(tmp_path / "log.parquet")["user_id"][0].as_py())
     assert f"User {user}: " in call("inspect", "--user", user, *repo)
-    assert "removed: record 1, seen items 1, archived events 7\nleft: none" in call("erase", *repo, "--", user)
+    assert "removed: record 1, seen items 4, archived events 7\nleft: none" in call("erase", *repo, "--", user)
     assert f"User {user} has no live events" in call("inspect", "--user", user, *repo)
 
 
