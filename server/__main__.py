@@ -279,7 +279,10 @@ def wait(
 
 @app.command()
 def diagnose(grpc_port: ChosenServer = None) -> None:
-    """Report why a server ended or does not answer, then the faults in its log; exit code 1 unless it answers."""
+    """Report why a server ended or does not answer, the faults in its log, and why it was restarted.
+
+    Exit code 1 unless it answers.
+    """
     servers = read_known_servers(RUN_DIR)
     state = _choose_server(servers, grpc_port)
     grpc_port = state.ports.grpc if state else grpc_port or Ports.grpc
@@ -288,6 +291,8 @@ def diagnose(grpc_port: ChosenServer = None) -> None:
     condition = examine(url, state)
     if not condition.fault:
         typer.echo(f"server at {url}: {condition}")
+        for line in watch.read_last_lines(RUN_DIR, grpc_port) if state else ():  # it was restarted before anybody asks why
+            typer.echo(f"supervisor: {line}")
         return
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
     ended = f"{explain_end(log)}; " if log and state is None and not listens(grpc_port) else ""

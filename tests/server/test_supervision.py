@@ -41,14 +41,17 @@ def shop(tmp_path_factory) -> Iterator[Supervised]:
         yield shop
 
 
-def test_what_is_paused_fails_readiness_and_is_started_again(shop):
+def test_what_is_paused_fails_readiness_is_started_again_and_is_told_afterwards(shop, monkeypatch):
     """A stub; tests/server/test_commands.py pauses tritonserver."""
+    monkeypatch.setattr(commands, "RUN_DIR", shop.run_dir)
     before = shop.state
     shop.find_stub(ENSEMBLE).suspend()
     shop.wait(lambda: not shop.is_ready())
     shop.wait(lambda: shop.state.pid != before.pid)
     shop.recover()
-    assert any("paused" in line for line in watch.read_last_lines(shop.run_dir, shop.grpc_port))
+    told = CliRunner().invoke(commands.app, ["diagnose", "--grpc-port", str(shop.grpc_port)], catch_exceptions=False)
+    assert (told.exit_code, ": ready" in told.output) == (0, True)
+    assert any("paused" in line for line in told.output.splitlines() if line.startswith("supervisor: "))
 
 
 def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
