@@ -77,17 +77,24 @@ def read_header(file: int) -> Header | None:
 def are_pages_lost(file: int, header: Header, n_pages: int) -> bool:
     """Return whether any page from `n_pages` on, the first that is missing, is not free."""
     try:
-        n_free = sum(int((free >= n_pages).sum()) for free in read_free_pages(file, header))
-    except (EOFError, struct.error, IndexError):
+        free = np.unique(np.concatenate([np.empty(0, np.uint64), *read_free_pages(file, header)]))
+    except (EOFError, struct.error, ValueError):  # a page is missing, or holds something else
         return True
+    n_free = int(((free >= n_pages) & (free <= header.last_page)).sum())
     return n_free < header.last_page + 1 - n_pages
 
 
 def read_free_pages(file: int, header: Header) -> Iterator[np.ndarray]:
-    """Yield the numbers of the free pages, uint64 [N]. Raises EOFError if a page of the tree is missing."""
-    waiting = [] if header.root == NO_ROOT else [header.root]
+    """Yield the numbers of the free pages, uint64 [N].
+
+    Raises EOFError if a page of the tree is missing, ValueError or struct.error if one holds something else.
+    """
+    waiting, seen = [] if header.root == NO_ROOT else [header.root], set[int]()
     while waiting:
-        page = read_page(file, waiting.pop(), header.page_bytes)
+        if (place := waiting.pop()) in seen:
+            raise ValueError(f"page {place} has two parents")
+        seen.add(place)
+        page = read_page(file, place, header.page_bytes)
         _, _, page_flags, end, _ = PAGE.unpack_from(page)
         for offset in struct.unpack_from(f"<{(end - PAGE.size) // 2}H", page, PAGE.size):
             low, high, flags, key_bytes = NODE.unpack_from(page, offset)
@@ -102,15 +109,14 @@ def read_free_pages(file: int, header: Header) -> Iterator[np.ndarray]:
 
 
 def read_numbers(page: bytes, offset: int) -> np.ndarray:
-    """Return the numbers of a list that begins with their count."""
-    numbers = np.frombuffer(page, "<u8", offset=offset, count=1 + struct.unpack_from("<Q", page, offset)[0])
-    return numbers[1:]
+    """Return the numbers of a list that begins with their count. Raises ValueError if they are not there."""
+    (count,) = struct.unpack_from("<Q", page, offset)
+    return np.frombuffer(page, "<u8", offset=offset + 8, count=min(count, len(page)))  # fewer bytes than that are a ValueError
 
 
 def read_page(file: int, number: int, page_bytes: int, n_bytes: int = 0) -> bytes:
     """Return a page, or the `n_bytes` from its start on. Raises EOFError if they are not there."""
-    n_bytes = n_bytes or page_bytes
-    data = os.pread(file, n_bytes, number * page_bytes)
-    if len(data) < n_bytes:
+    n_bytes, start = n_bytes or page_bytes, number * page_bytes
+    if start + n_bytes > os.fstat(file).st_size:
         raise EOFError(f"page {number} is missing")
-    return data
+    return os.pread(file, n_bytes, start)

@@ -81,6 +81,24 @@ def test_a_file_is_cut_short_only_if_a_page_with_data_is_missing(tmp_path):
     assert n_unwritten
 
 
+def test_a_file_that_was_overwritten_and_cut_short_is_refused_whatever_it_holds(tmp_path):
+    rng, path = random.Random(2), tmp_path / DATA_FILE
+    with lmdb.open(str(tmp_path), map_size=1 << 28, max_dbs=2) as env:
+        databases = [env.open_db(name) for name in (b"a", b"b")]
+        for _ in range(20):
+            change_at_random(env, databases, rng)
+    file = os.open(path, os.O_RDONLY)
+    header = read_header(file)
+    os.close(file)
+    start, data = header.root * header.page_bytes, path.read_bytes()
+    for _ in range(200):
+        noise = bytearray(data[: (header.root + 1) * header.page_bytes])
+        for _ in range(rng.choice([1, 20, header.page_bytes])):
+            noise[start + rng.randrange(header.page_bytes)] = rng.randrange(256)
+        path.write_bytes(noise)
+        assert CUT in find_damage(path)
+
+
 def change_at_random(env: lmdb.Environment, databases: list, rng: random.Random) -> None:
     with env.begin(write=True) as txn:
         for _ in range(rng.randrange(1, 80)):
