@@ -146,11 +146,15 @@ def describe_other_pin(state: ServerState) -> str:
 
 
 def describe_removed_store(state: ServerState) -> str:
-    """Return a message if a server has a live store open that was removed or moved since; "" otherwise."""
+    """Return a message if a server has a live store open that was removed or moved since; "" otherwise.
+
+    For a moment after a move to another data set, the former generation still has the store open that was set aside.
+    """
     try:
-        place = str(find_rules_folder(state.repo).parent.resolve() / DATA_FILE)
+        folder = find_rules_folder(state.repo).parent.resolve()
     except (ArtifactError, OSError):
         return ""
+    place = folder / DATA_FILE
     for process in find_server_members(state.tag):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for path in MAPPED_STORE.findall(Path(f"/proc/{process.pid}/maps").read_text(errors="replace")):
@@ -159,7 +163,8 @@ def describe_removed_store(state: ServerState) -> str:
                         "its live store was removed, so events are refused (docs/operating.md: put a backup back, if there is "
                         "one, and restart the server)"
                     )
-                if path != place:
+                is_set_aside = place.exists() and Path(path).parent.name.startswith(f"{folder.name}.")
+                if path != str(place) and not is_set_aside:
                     return f"its live store was moved to {path}, so events are refused (move it back, and restart the server)"
     return ""
 

@@ -150,6 +150,11 @@ def test_status_tells_of_a_live_store_that_was_moved_or_removed_under_the_server
         assert describe_removed_store(state) == ""
         moved = store.parent.rename(tmp_path / "moved")
         assert f"its live store was moved to {moved / DATA_FILE}, so events are refused" in describe_removed_store(state)
+        moved = moved.rename(store.parent.with_name(f"{store.parent.name}.another"))  # as it is set aside
+        assert "so events are refused" in describe_removed_store(state)
+        store.parent.mkdir()
+        store.write_bytes(b"events of the shop that is served now")
+        assert describe_removed_store(state) == ""
         (moved / DATA_FILE).unlink()
         assert describe_removed_store(state).startswith("its live store was removed, so events are refused")
         server.kill()
