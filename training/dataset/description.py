@@ -9,14 +9,16 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import LIVE_MODELS, STAGES, Axes, make_ensemble_spec, make_live_specs, make_stage_specs
 from serving.live.aggregations import parse_aggregations
+from training.dataset.times import check_time_format
 
 FILE_NAME = "dataset.toml"
 ColumnName = Annotated[str, Field(min_length=1)]
+TimeFormat = Annotated[str, AfterValidator(check_time_format)]
 EventName = Annotated[str, Field(min_length=1, max_length=64)]
 
 # Columns of the loaded frames, whose names context columns (LOG_COLUMNS) and item features (ITEM_ROLES) may not have.
@@ -47,6 +49,7 @@ class Interactions(_Section):
     user_id: ColumnName
     item_id: ColumnName
     timestamp: ColumnName
+    time_format: TimeFormat | None = None  # of `timestamp`; None: unix times or ISO date-times
     label: ColumnName | None = None
     positive_at: float | None = None  # rows with a label at or above it are positives; without it, label > 0
     weight: ColumnName | None = None  # a quantity: rows where it is <= 0 (returns, cancellations) are dropped
@@ -79,6 +82,13 @@ class Items(_Section):
     price: ColumnName | None = None  # for price rules; without it, the continuous column "price" if there is one
     available: ColumnName | None = None  # 0/1 or true/false; missing = available
     updated_at: ColumnName | None = None  # time of the row's last change; columns that `upsert` set earlier give way to it
+    time_format: TimeFormat | None = None  # of `updated_at`
+
+    @model_validator(mode="after")
+    def _time_format_needs_updated_at(self) -> Items:
+        if self.time_format is not None and self.updated_at is None:
+            raise ValueError('time_format says how the times of updated_at are written, so it needs updated_at = "<column>"')
+        return self
 
     @property
     def feature_columns(self) -> list[str]:

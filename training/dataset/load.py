@@ -93,7 +93,9 @@ def _load(folder: Path, description: Description) -> Dataset:
     items = _collect_entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
     users = _collect_entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
     item_names, user_names = _keep_names(item_names, items["item_id"]), _keep_names(user_names, users["user_id"])
-    times = _read_updates(items, catalogue[item_file.updated_at]) if item_file and item_file.updated_at else None
+    times = None
+    if item_file and item_file.updated_at:
+        times = _read_updates(items, catalogue[item_file.updated_at], item_file.time_format)
     items = _make_item_table(items, description.items, catalogue, item_names)
     if item_file and item_file.available:
         _refuse_nothing_to_serve(items, catalogue[item_file.available])
@@ -125,8 +127,8 @@ def _make_interactions(
 ) -> pd.DataFrame:
     """Return the log as Dataset.interactions describes it; unusable rows are dropped and counted."""
     spec = description.interactions
-    timestamp, kind = parse_times(log[spec.timestamp])
-    if kind not in ("seconds", "ISO date-times"):
+    timestamp, kind = parse_times(log[spec.timestamp], spec.time_format)
+    if kind not in ("seconds", "ISO date-times", spec.time_format):
         report.notes.append(f"column {spec.timestamp!r} was read as unix {kind}")
     label = log[spec.label].read_numbers() if spec.label else np.full(len(user_id), np.nan)
     weight = log[spec.weight].read_numbers(missing=1.0) if spec.weight else np.ones(len(user_id))
@@ -338,9 +340,9 @@ def _make_item_table(
     return table
 
 
-def _read_updates(items: pd.DataFrame, updated_at: Column) -> pd.Series:
+def _read_updates(items: pd.DataFrame, updated_at: Column, time_format: str | None) -> pd.Series:
     """Return when the rows of items (item_id, row) were last changed, those that say so: unix seconds by item_id."""
-    times_s, _ = parse_times(updated_at)
+    times_s, _ = parse_times(updated_at, time_format)
     ahead = times_s > time.time() + AHEAD_S
     if ahead.any():
         raise updated_at.make_fault(

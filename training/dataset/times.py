@@ -1,8 +1,9 @@
-"""Convert a log's timestamps, unix times or ISO date-times (UTC without an offset), to int64 unix seconds."""
+"""Convert a log's timestamps to int64 unix seconds: unix times, ISO date-times or a stated format. UTC without an offset."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import numpy as np
 import pandas as pd
@@ -14,18 +15,39 @@ LIMIT_S = 100_000_000_000  # the year 5138 in seconds, March 1973 in millisecond
 UNITS = {"seconds": 1, "milliseconds": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
 DAY_S = 86_400
 SPREADSHEET_DAYS = (32_874, 73_050)  # 1990 to 2099, in days since 1899-12-30
-REMEDY = "Write the whole column as unix seconds (1291190760), or as ISO date-times (2010-12-01 08:26:00)."
+REMEDY = (
+    "Write the whole column as unix seconds (1291190760), or as ISO date-times (2010-12-01 08:26:00), or state its format in "
+    'dataset.toml, such as time_format = "%d.%m.%Y %H:%M".'
+)
+SAMPLE = datetime(2010, 12, 31, tzinfo=UTC)
 
 
-def parse_times(column: Column) -> tuple[np.ndarray, str]:
-    """Return unix seconds, int64 [n_rows], 0 where missing, and the detected format ("seconds", "milliseconds", "ISO", …).
+def check_time_format(time_format: str) -> str:
+    """Return the format. Raises ValueError unless it is one of strptime and tells the day of a time."""
+    try:
+        parsed = pd.to_datetime(SAMPLE.strftime(time_format), format=time_format, utc=True)
+    except ValueError as error:
+        raise ValueError(f"{time_format!r} is no format of strptime: {error}") from error
+    if parsed != SAMPLE:
+        raise ValueError(
+            f"{time_format!r} does not tell year, month and day. Use the directives of Python's strptime, as in %d.%m.%Y %H:%M"
+        )
+    return time_format
 
-    The median's magnitude decides the unit of unix times, one for the whole column.
+
+def parse_times(column: Column, time_format: str | None = None) -> tuple[np.ndarray, str]:
+    """Return unix seconds, int64 [n_rows], 0 where missing, and the format ("seconds", "milliseconds", "ISO", …).
+
+    time_format: how all times are written, as strptime takes it; None: it is recognised. Then the median's magnitude decides
+        the unit of unix times, one for the whole column.
+
     Raises DataError for the first row that does not parse, and for numbers that are no unix times: dates written as numbers
     (20101201, 20101201082600), years, days of a spreadsheet, and times of which most are in the future. Other small numbers are
     unix times: a log may count from 0.
     """
     texts = pd.Series(column.values, dtype=object).astype(str)
+    if time_format is not None:
+        return np.append(_parse_formatted(column, texts, time_format), 0)[column.codes], time_format
     numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
     if np.isfinite(numbers).sum() * 2 > len(numbers):
         seconds, kind = _parse_unix(column, numbers)
@@ -68,6 +90,15 @@ def _recognise(numbers: np.ndarray) -> str:
         if valid.all():
             return look
     return ""
+
+
+def _parse_formatted(column: Column, texts: pd.Series, time_format: str) -> np.ndarray:
+    parsed = pd.to_datetime(texts, format=time_format, utc=True, errors="coerce")
+    bad = parsed.isna().to_numpy()
+    if bad.any():
+        remedy = f"Write the whole column like {SAMPLE.strftime(time_format)}, or correct time_format in dataset.toml."
+        raise column.make_fault_at_value(bad, f"is no time of the format {time_format!r}", remedy)
+    return parsed.astype("int64").to_numpy() // 1_000_000_000
 
 
 def _parse_iso(column: Column, texts: pd.Series) -> np.ndarray:

@@ -40,6 +40,16 @@ BAD_DESCRIPTIONS = {
         ["[interactions] positive_at: Input should be a valid number, got '4'. Correct it"],
     ),
     "positive_at without label": (TOML + "positive_at = 4\n", ["[interactions]", "needs label"]),
+    "time_format without the day": (
+        TOML + 'time_format = "%H:%M"\n',
+        ["[interactions] time_format", "not tell year, month and"],
+    ),
+    "time_format of another kind": (TOML + 'time_format = "DD.MM.YYYY"\n', ["[interactions] time_format", "strptime"]),
+    "time_format with an unknown directive": (
+        TOML + 'time_format = "%d.%m.%Y %k"\n',
+        ["time_format", "is no format of strptime"],
+    ),
+    "time_format of no time": (TOML + ITEMS + 'time_format = "%d.%m.%Y"\n', ["[items]", "needs updated_at"]),
     "feature twice": (TOML + ITEMS.replace('["price"]', '["price", "brand"]'), ["[items]", "'brand' is declared twice"]),
     "user feature twice": (TOML + USERS.replace('["age"]', '["country"]'), ["[users]", "'country' is declared twice"]),
     "context twice": (TOML + '[context]\ncategorical = ["a", "a"]\n', ["[context]", "'a' is declared twice"]),

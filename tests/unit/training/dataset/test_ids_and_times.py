@@ -108,6 +108,29 @@ def test_small_unix_times_are_seconds():
 
 
 @pytest.mark.parametrize(
+    ("text", "time_format", "expected"),
+    [
+        ("16.03.2024 04:29", "%d.%m.%Y %H:%M", "2024-03-16T04:29:00+00:00"),
+        ("1.3.2024 4:09", "%d.%m.%Y %H:%M", "2024-03-01T04:09:00+00:00"),
+        ("3/16/24 4:29 PM", "%m/%d/%y %I:%M %p", "2024-03-16T16:29:00+00:00"),
+        ("20240316", "%Y%m%d", "2024-03-16T00:00:00+00:00"),
+        ("16 Mar 2024 04:29:00.9 +0200", "%d %b %Y %H:%M:%S.%f %z", "2024-03-16T02:29:00+00:00"),
+    ],
+)
+def test_times_in_a_stated_format(text, time_format, expected):
+    seconds, kind = parse_times(column(text, None, text), time_format)
+    assert kind == time_format
+    assert seconds.tolist() == [second := int(datetime.fromisoformat(expected).timestamp()), 0, second]
+
+
+@pytest.mark.parametrize("text", ["2024-03-16 04:29", "31.02.2024 04:29", "16.03.2024", "16.03.2024 04:29:10", "1710563340"])
+def test_a_time_in_another_format_than_the_stated_one_is_refused(text):
+    told = f"row 2: '{text}' is no time of the format '%d.%m.%Y %H:%M'. Write the whole column like 31.12.2010 00:00, or"
+    with pytest.raises(DataError, match=told):
+        parse_times(column("16.03.2024 04:29", text), "%d.%m.%Y %H:%M")
+
+
+@pytest.mark.parametrize(
     ("texts", "told"),
     [
         (["202403010826"], "'202403010826' looks like YYYYMMDDhhmm, not like a unix time. Write the whole column as"),

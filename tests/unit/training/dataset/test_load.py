@@ -39,6 +39,16 @@ def test_user_item_and_time_are_enough(shop):
     assert dataset.context_columns == ()
 
 
+def test_times_are_read_in_the_format_that_each_file_states(shop):
+    events = "customer,sku,time\n7,10,16.03.2024 04:29\n8,12,01.03.2024 23:59\n"
+    items = "sku,description,brand,tags,price,in_stock,changed\n10,Tea,Acme,hot,2.5,1,03/16/2024\n12,Mug,,,,1,\n"
+    toml = TOML + 'time_format = "%d.%m.%Y %H:%M"\n' + ITEMS + 'updated_at = "changed"\ntime_format = "%m/%d/%Y"\n'
+    dataset = load_dataset(shop(toml, **{"events.csv": events, "items.csv": items}))
+    assert dataset.interactions["timestamp"].tolist() == [1709337540, 1710563340]
+    assert dataset.item_updates_s.to_dict() == {10: 1710547200}
+    assert not [note for note in dataset.report.notes if "time" in note]
+
+
 def test_item_and_user_files_join_the_log(shop):
     dataset = load_dataset(shop(TOML + ITEMS + USERS))
     items, users = dataset.items, dataset.users
