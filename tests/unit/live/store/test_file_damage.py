@@ -90,6 +90,7 @@ def test_a_file_that_was_overwritten_and_cut_short_is_refused_whatever_it_holds(
     file = os.open(path, os.O_RDONLY)
     header = read_header(file)
     os.close(file)
+    assert header is not None
     start, data = header.root * header.page_bytes, path.read_bytes()
     for _ in range(200):
         noise = bytearray(data[: (header.root + 1) * header.page_bytes])
@@ -112,6 +113,8 @@ def change_at_random(env: lmdb.Environment, databases: list, rng: random.Random)
 def list_free_pages(path: Path) -> set[int]:
     file = os.open(path, os.O_RDONLY)
     try:
-        return {number for numbers in read_free_pages(file, read_header(file)) for number in numbers.tolist()}
+        header = read_header(file)
+        assert header is not None
+        return {number for numbers in read_free_pages(file, header) for number in numbers.tolist()}
     finally:
         os.close(file)

@@ -45,6 +45,7 @@ def test_times_are_read_in_the_format_that_each_file_states(shop):
     toml = TOML + 'time_format = "%d.%m.%Y %H:%M"\n' + ITEMS + 'updated_at = "changed"\ntime_format = "%m/%d/%Y"\n'
     dataset = load_dataset(shop(toml, **{"events.csv": events, "items.csv": items}))
     assert dataset.interactions["timestamp"].tolist() == [1709337540, 1710563340]
+    assert dataset.item_updates_s is not None
     assert dataset.item_updates_s.to_dict() == {10: 1710547200}
     assert not [note for note in dataset.report.notes if "time" in note]
 
