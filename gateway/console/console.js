@@ -2,6 +2,7 @@
 "use strict";
 
 const STAGES = ["preprocess", "retrieve", "rank", "rerank"];
+const HEALTH_EVERY_MS = 5000;
 const byId = (id) => document.getElementById(id);
 // visitor: { user: ID } or { session: ID }, a new object each time that one is followed
 // address: the fragment that names the visitor
@@ -30,14 +31,24 @@ function parseAnswer(text) {
   return JSON.parse(text.replace(/"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g, keepId));
 }
 
-async function call(method, path, body) {
+async function reach(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch {
+    showState("the gateway does not answer", false);
+    throw new Error("The gateway does not answer: it is down, or starts again. Try again, or see `python -m server status`.");
+  }
+}
+
+// isTimed: whether the page says how long it took
+async function call(method, path, body, isTimed = true) {
   const headers = { "content-type": "application/json" };
   if (byId("token").value) headers.authorization = `Bearer ${byId("token").value}`;
   const begun = performance.now();
-  const response = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+  const response = await reach(path, { method, headers, body: body && JSON.stringify(body) });
   const answer = parseAnswer(await response.text());
   const ms = performance.now() - begun;
-  byId("latency").textContent = `${milliseconds(ms)} (${path.split("?")[0]})`;
+  if (isTimed) byId("latency").textContent = `${milliseconds(ms)} (${path.split("?")[0]})`;
   if (!response.ok && !("ready" in answer)) throw new Error(answer.error ? answer.error.message : `status ${response.status}`);
   return { answer, ms, timings: readTimings(response.headers.get("server-timing") ?? "") };
 }
@@ -90,7 +101,10 @@ async function showList(visitor, after) {
     return node;
   });
   byId("list").replaceChildren(...lines);
-  if (answer.degraded.length) byId("message").textContent = `Degraded: ${answer.degraded.join(", ")}`;
+  if (answer.degraded.length) {
+    byId("message").textContent = `Degraded: ${answer.degraded.join(", ")}`;
+    await showHealth(false);
+  }
   if (byId("generation").textContent !== String(answer.generation)) await showQuality();
   return ms;
 }
@@ -168,18 +182,22 @@ async function explain(visitor, item) {
   );
 }
 
-async function showHealth() {
-  const { answer } = await call("GET", "readyz");
+function showState(text, isGood) {
+  byId("health").textContent = text;
+  byId("health").className = isGood ? "good" : "bad";
+}
+
+async function showHealth(isTimed = true) {
+  const { answer } = await call("GET", "readyz", undefined, isTimed);
   const moved = answer.servers.every((server) => !server.ready || server.generation === (answer.pinned ?? server.generation));
   const ready = moved ? "ready" : `ready, but generation ${answer.pinned} is pinned`;
-  byId("health").textContent = answer.ready ? ready : "away: popular items answer";
-  byId("health").className = answer.ready && moved ? "good" : "bad";
+  showState(answer.ready ? ready : "away: popular items answer", answer.ready && moved);
 }
 
 async function follow(visitor) {
   Object.assign(shown, { visitor, items: [], address: `#${new URLSearchParams(visitor)}` });
   location.hash = shown.address;
-  for (const id of ["known", "history", "list", "why", "similar", "change"]) byId(id).replaceChildren();
+  for (const id of ["known", "history", "list", "why", "similar", "change", "waterfall"]) byId(id).replaceChildren();
   await showHealth();
   await showQuality();
   await showView();
@@ -224,4 +242,6 @@ function followAddress() {
 
 // "Back", "forward" and a changed address; not what `follow` itself has written.
 window.addEventListener("hashchange", () => location.hash === shown.address || followAddress());
+// A server that fails, or comes back, is told without a click.
+setInterval(() => document.hidden || showHealth(false).catch(() => {}), HEALTH_EVERY_MS);
 followAddress();

@@ -129,6 +129,18 @@ def test_the_page_says_that_a_server_has_not_moved_to_the_pinned_generation(page
     page.wait(lambda: page.text("health") == "ready")
 
 
+def test_a_gateway_that_ends_and_comes_back_is_told_without_a_click(page):
+    page.open(USER)
+    page.browser.execute_script("window.send = fetch; fetch = async () => { throw new TypeError('Failed to fetch'); };")
+    page.wait(lambda: page.text("health") == "the gateway does not answer")
+    page.browser.find_element(By.CSS_SELECTOR, "#list button.item").click()
+    page.wait(lambda: page.text("message").startswith("The gateway does not answer: it is down, or starts again. Try again"))
+    latency = page.text("latency")
+    page.browser.execute_script("fetch = window.send;")
+    page.wait(lambda: page.text("health") == "ready")
+    assert page.text("latency") == latency  # of the last request that a person made
+
+
 def test_a_click_changes_the_list_and_says_how_fast(page):
     page.open(USER)
     before = page.items()
