@@ -233,7 +233,7 @@ EXPECTED = {
     "text": "a text of valid Unicode",
     "name": "the text of the item's id",
     "texts": "a list of texts of valid Unicode",
-    "number": "a finite number",
+    "number": "a number from -1e38 to 1e38",
     "flag": "true or false, or 1 or 0",
 }
 FLAGS = {"true": True, "false": False, "1": True, "0": False}  # as in the item file
