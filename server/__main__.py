@@ -309,12 +309,20 @@ def diagnose(grpc_port: ChosenServer = None) -> None:
 @app.command()
 def activate(generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: ChosenServer = None) -> None:
     """Move a running server to another published generation, without a failed request."""
+    port = _choose_running(grpc_port).ports.grpc
+    with hold_start_lock(RUN_DIR, port):
+        state = _choose_running(port)  # read again: another command may have stopped or moved it meanwhile
+        before = control.activate(state, generation, RUN_DIR)
+    typer.echo(f"generation {generation} answers at {state.grpc_url} (before: {before})")
+
+
+def _choose_running(grpc_port: int | None) -> ServerState:
+    """Return the running server with a gRPC port, or without a port the only one. Raises ServerError for none or several."""
     state = _choose_server(find_running_servers(RUN_DIR), grpc_port)
     if state is None:
         port_text = f" on gRPC port {grpc_port}" if grpc_port else ""
         raise ServerError(f"No server started here runs{port_text}. `python -m server status` lists them for --grpc-port.")
-    before = control.activate(state, generation, RUN_DIR)
-    typer.echo(f"generation {generation} answers at {state.grpc_url} (before: {before})")
+    return state
 
 
 def _choose_server(states: Sequence[ServerState], grpc_port: int | None) -> ServerState | None:

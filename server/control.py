@@ -78,6 +78,8 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
     writes: whether to pin the repository to it, and to fail where the move cannot be recorded there
 
     It also raises when the server has moved, and only what follows failed; the saved state then names the new generation.
+    The caller holds the start lock: of two moves at once, the earlier one might be saved last, with the helpers of a generation
+    that no longer answers.
     """
     failure: ServerError | None = None
     drift = describe_drift(f"http://{state.host}:{state.ports.metrics}/metrics", state.generation)

@@ -18,6 +18,7 @@ from repository.lock import hold_publication_lock
 from server.control import activate
 from server.generations.activation import PUBLICATION_TIMEOUT_S
 from server.generations.integrity import is_intact
+from server.start.lock import hold_start_lock
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ConfigError, RecommenderError, ServerError
 from serving.contract.generations import read_pinned_generation
@@ -66,6 +67,7 @@ class PinFollower:
         if not is_intact(repo, pinned):
             raise ArtifactError(f"Files of generation {pinned} in {repo} are not as they were published. Pin another one.")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(hold_start_lock(self._run_dir, self._state.ports.grpc))
             with contextlib.suppress(ConfigError):  # read-only: no experiment can begin here either
                 stack.enter_context(hold_publication_lock(repo, PUBLICATION_TIMEOUT_S))
             if self._is_experimenting():

@@ -8,6 +8,7 @@ from repository.experiments import NOT_PROMOTED, follow_experiment, withdraw_pro
 from repository.registry import CHOSEN, read_acts, record_act
 from server.control import activate
 from server.generations.challenger import unload_challenger
+from server.start.lock import hold_start_lock
 from server.state import ServerState, make_state_path, read_state
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.experiment import Experiment
@@ -28,6 +29,13 @@ class Promotion:
         experiment = self._followed.read_current() if self._followed else None
         if experiment is None or not awaits_move(self._state, experiment):
             return ""
+        with hold_start_lock(self._run_dir, self._state.ports.grpc):
+            saved = read_state(make_state_path(self._run_dir, self._state.ports.grpc))
+            if saved is not None and saved.generation != self._state.generation:
+                return ""  # a command has moved the server while this waited
+            return self._move(experiment)
+
+    def _move(self, experiment: Experiment) -> str:
         promoted = f"experiment {experiment.name}: generation {experiment.challenger} is promoted, because {experiment.reason}"
         try:
             unload_challenger(self._state.grpc_url, self._state.repo)

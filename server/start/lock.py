@@ -1,4 +1,4 @@
-"""Allow one command at a time to start a server on a port."""
+"""Allow one process at a time to start a server on a port, or to move it to another generation."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def make_lock_folder(run_dir: Path) -> Path:
 
 @contextmanager
 def hold_start_lock(run_dir: Path, grpc_port: int) -> Iterator[None]:
-    """Hold a lock on starting a server at this gRPC port. Print a line if another command holds it."""
+    """Hold a lock on starting and moving the server at this gRPC port. Print a line if another process holds it.
+
+    Who needs the publication lock too (repository/lock.py) takes this one first: otherwise two could wait for each other.
+    """
     with (make_lock_folder(run_dir) / f"{grpc_port}.start.lock").open("w") as file:
         if not try_lock(file.fileno()):
-            print(f"waiting for another command that starts a server on gRPC port {grpc_port}", file=sys.stderr)
+            print(f"waiting for another command that starts or moves a server on gRPC port {grpc_port}", file=sys.stderr)
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""One command at a time starts a server on a port, and no other user can keep it waiting."""
+"""One command at a time starts or moves a server on a port, and no other user can keep it waiting."""
 
 import threading
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_a_second_start_waits_for_the_first_and_says_so(tmp_path, capsys):
         order.append("first")
     waiting.join(10)
     assert order == ["first", "second"]
-    assert capsys.readouterr().err == "waiting for another command that starts a server on gRPC port 8001\n"
+    assert capsys.readouterr().err == "waiting for another command that starts or moves a server on gRPC port 8001\n"
 
 
 @pytest.mark.parametrize("is_older", [False, True])
