@@ -98,6 +98,12 @@ def activate(state: ServerState, generation: int, run_dir: Path, writes: bool = 
         except DependencyError:
             if writes:
                 raise  # otherwise others write the repository, which may be read-only here
+    saved = read_state(make_state_path(run_dir, state.ports.grpc))
+    if saved is None or saved.tag != state.tag:  # no command would find helpers that were started now
+        raise ServerError(
+            f"The server at {state.grpc_url} was stopped while it moved to generation {generation}, as by `make stop`. "
+            "Start it again."
+        )
     generation_helpers.follow(state, run_dir)
     if failure is not None:
         raise failure

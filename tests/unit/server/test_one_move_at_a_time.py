@@ -1,4 +1,4 @@
-"""Whoever moves a server holds its start lock meanwhile, so that the last of several moves is also the last to be saved."""
+"""Moves of one server by several processes at once, and a server that is stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import pytest
 from repository.experiments import end_experiment, start_experiment
 from repository.generations import pin
 from server import pin_follower
-from server.control import move_servers
+from server.control import activate, move_servers
+from server.helpers.generation_helpers import find_helpers
 from server.pin_follower import PinFollower
 from server.promotion import Promotion
 from server.start.lock import make_lock_folder
 from server.state import ServerState
+from serving.contract.errors import ServerError
 from serving.contract.locks import is_locked
+from serving.contract.tensors import ENSEMBLE
 from serving.live.experiment import Experiment
 from tests.tags import run_tagged
 from tests.unit.server.conftest import call, read_saved
@@ -59,6 +62,22 @@ def test_a_move_holds_the_start_lock_of_its_server(served, run_dir, monkeypatch,
     assert set(held) == {True}
     assert not is_locked(lock)
     assert read_saved(state, run_dir).generation == 2
+
+
+def test_a_server_that_is_stopped_during_a_move_leaves_no_helper(served, run_dir):
+    """It has moved, and requests of the old generation are waited for: the state is gone before the helpers are to follow."""
+    state, double = served
+    state.save(run_dir)
+
+    def stop_once_moved(_: str) -> str:
+        if double.states.get((ENSEMBLE, 2)) == "READY":
+            state.forget(run_dir)
+        return ""
+
+    double.before_index = stop_once_moved
+    with pytest.raises(ServerError, match="was stopped while it moved to generation 2"):
+        activate(state, 2, run_dir)
+    assert find_helpers(state.tag) == []
 
 
 def test_a_promotion_leaves_a_server_that_a_command_has_moved(served, run_dir):
