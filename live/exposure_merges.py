@@ -1,15 +1,16 @@
 """Merge the small files of the exposure log: gateways write one every ten seconds, and reading takes some 2 ms a file.
 
     parts of a past hour ─▶ record which file replaces them ─▶ write that file: from here on, readers leave the parts out
-                                                            ─▶ the next round of maintenance removes the parts
+                                                            ─▶ a round after PARTS_S removes the parts
 
-Whenever a crash comes, readers see either the parts or the file that replaces them, never both. The parts stay for a round,
-because a reader may just have listed them.
+Whenever a crash comes, readers see either the parts or the file that replaces them, never both. The parts stay for PARTS_S,
+because a reader may just have listed them: servers that share a live store do their rounds whenever each of them was started.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,17 +21,21 @@ from live.exposures import FOLDER, MERGES_FILE, list_all_files, list_exposure_fi
 from serving.contract.durable import make_durable, replace_durably
 
 HOUR_MS = 3_600_000
+PARTS_S = 300.0  # longer than a reader takes, and shorter than the pause between two rounds of one server
 MERGED_BYTES = 8 << 20  # of the parts of one merged file; they take some 50 MB of memory
 
 
 def merge_exposures(live: Path, now_ms: int) -> int:
-    """Remove the parts that the last round has merged, then merge the files of past hours. Return how many files were merged.
+    """Remove the parts that were merged before, then merge the files of past hours. Return how many files were merged.
 
+    Does nothing within PARTS_S of the last merge.
     live: folder of the live store; now_ms: unix milliseconds. The caller holds the lock of maintenance.
     Raises ArtifactError for a file that cannot be read.
     """
     folder = live / FOLDER
     if not folder.is_dir():
+        return 0
+    if is_just_merged(folder):
         return 0
     remove_merged(folder)
     merges = choose_merges(folder, now_ms)
@@ -41,6 +46,14 @@ def merge_exposures(live: Path, now_ms: int) -> int:
         if tables:  # retention may have removed all parts meanwhile
             write_table(folder / name, pa.concat_tables(tables).combine_chunks())
     return sum(map(len, merges.values()))
+
+
+def is_just_merged(folder: Path) -> bool:
+    """Return whether the last merge was less than PARTS_S ago; False if the clock was set back since."""
+    try:
+        return 0 <= time.time() - (folder / MERGES_FILE).stat().st_mtime < PARTS_S
+    except FileNotFoundError:
+        return False
 
 
 def remove_merged(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def write_hours(folder: Path, files_of_hours: list[int]) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def parts_s(monkeypatch) -> float:
+    """Let a round remove at once what the round before has merged. Return how long it stays otherwise."""
+    usual_s = exposure_merges.PARTS_S
+    monkeypatch.setattr(exposure_merges, "PARTS_S", 0.0)
+    return usual_s
+
+
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A live store with answers of three hours, five files each, and of the fourth, which is not over."""
@@ -71,6 +80,21 @@ def test_the_files_of_a_past_hour_become_one_and_hold_the_same_answers(folder):
     ids = read_ids(folder)
     assert merge_exposures(folder, NOW_MS) == 2
     assert merge_exposures(folder, NOW_MS) == 0
+    assert count_files(folder) == (5, 5)
+    assert read_ids(folder) == ids
+
+
+def test_a_reader_finds_what_it_has_listed_though_another_server_of_the_store_does_a_round(folder, parts_s, monkeypatch):
+    monkeypatch.setattr(exposure_merges, "PARTS_S", parts_s)
+    listed, ids = list_exposure_files(folder / "exposures"), read_ids(folder)
+    assert merge_exposures(folder, NOW_MS) == 15
+    assert merge_exposures(folder, NOW_MS) == 0  # a moment later
+    assert all(path.exists() for path in listed)
+    assert read_ids(folder) == ids
+    record = folder / "exposures" / "merges.json"
+    merged_s = record.stat().st_mtime - parts_s
+    os.utime(record, (merged_s, merged_s))
+    merge_exposures(folder, NOW_MS)
     assert count_files(folder) == (5, 5)
     assert read_ids(folder) == ids
 
