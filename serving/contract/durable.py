@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ def append_durably(path: Path, text: str) -> None:
     They begin on a line of their own, also where a crash or an editor left the last one without its end.
     """
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # otherwise a failure would cut off what another process appends meanwhile
         size, line = file.seek(0, os.SEEK_END), text.encode()
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             line = b"\n" + line

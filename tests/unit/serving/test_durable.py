@@ -1,6 +1,8 @@
 """Tests that files are written as a whole or not at all."""
 
+import fcntl
 import resource
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -57,3 +59,17 @@ def test_a_full_disk_leaves_no_half_of_a_line(tmp_path):
     with files_of_at_most(10), pytest.raises(OSError, match="No space left"):
         append_durably(path, "a line of more than ten bytes\n")
     assert path.read_text() == "one\n"
+
+
+def test_lines_that_another_process_is_adding_are_waited_for(tmp_path):
+    """A failure cuts the file to the size that it had: lines that came in between would be lost."""
+    path = tmp_path / "file"
+    append_durably(path, "first\n")
+    adding = threading.Thread(target=append_durably, args=(path, "third\n"))
+    with path.open("ab", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        adding.start()
+        adding.join(0.3)
+        other.write(b"second\n")
+    adding.join(10)
+    assert path.read_text() == "first\nsecond\nthird\n"
