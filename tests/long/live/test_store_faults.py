@@ -20,7 +20,7 @@ from serving.live.reader import Reader
 from serving.live.timeline import Timeline
 from serving.live.writer import Writer, WriterSettings
 from serving.stages.live.measurements import measure_store
-from tests.processes import PROCESSES
+from tests.processes import PROCESSES, running
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.commands import call
 from tests.unit.live.conftest import Clock
@@ -34,16 +34,13 @@ DAY_MS = 86_400_000
 def run_until_killed(folder: Path, seed: int, seconds: float) -> dict[int, bytes]:
     """Return what a writer acknowledged, sequence -> event id, until it was killed."""
     receiving, sending = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=append_for_ever, args=(folder, seed, sending))
-    process.start()
-    sending.close()
-    acknowledged = dict(receiving.recv())
-    killed_s = time.monotonic() + seconds
-    while time.monotonic() < killed_s:
-        if receiving.poll(0.001):
-            acknowledged |= dict(receiving.recv())
-    process.kill()
-    process.join()
+    with running(append_for_ever, folder, seed, sending):
+        sending.close()
+        acknowledged = dict(receiving.recv())
+        killed_s = time.monotonic() + seconds
+        while time.monotonic() < killed_s:
+            if receiving.poll(0.001):
+                acknowledged |= dict(receiving.recv())
     try:
         while True:
             acknowledged |= dict(receiving.recv())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store import memory
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
-from tests.processes import PROCESSES
+from tests.processes import PROCESSES, running
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import Log
 from tests.waiting import until
@@ -340,15 +341,12 @@ def test_instances_and_updater_killed_in_the_middle(open_tiers, settings):
     for _ in range(2):
         working = [PROCESSES.Event() for _ in range(2)]
         targets = zip((_serve_for_ever, _update_for_ever), working, strict=True)
-        others = [PROCESSES.Process(target=target, args=(tiers.config, works)) for target, works in targets]
-        for process in others:
-            process.start()
-        assert all(works.wait(30) for works in working)
-        deadline = time.monotonic() + 1
-        while time.monotonic() < deadline:
-            keys = rng.integers(0, ROWS, 200)
-            np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
-        for process in others:
-            process.kill()
-            process.join()
+        with ExitStack() as others:
+            for target, works in targets:
+                others.enter_context(running(target, tiers.config, works))
+            assert all(works.wait(30) for works in working)
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:
+                keys = rng.integers(0, ROWS, 200)
+                np.testing.assert_array_equal(tiers.lookup("items", keys).values, rows[keys])
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)).values, rows)

@@ -21,7 +21,7 @@ from serving.tables.store.hits import WAYS
 from serving.tables.store.row_formats import RowCodec
 from tests.interrupting import Killed, free, interrupted_at, kill
 from tests.present import present
-from tests.processes import PROCESSES
+from tests.processes import PROCESSES, running
 from tests.unit.tables.slot_tables import Table, make_table
 
 WIDTH = 4
@@ -275,13 +275,10 @@ def test_processes_killed_while_they_write(kind, tmp_path):
     rng = np.random.default_rng(0)
     for _ in range(8):
         works = PROCESSES.Event()
-        writer = PROCESSES.Process(target=write_for_ever, args=(kind, tmp_path / "block", works))
-        writer.start()
-        assert works.wait(60)
-        for _ in range(int(rng.integers(50, 200))):
-            check_rows(table)
-        writer.kill()
-        writer.join()
+        with running(write_for_ever, kind, tmp_path / "block", works):
+            assert works.wait(60)
+            for _ in range(int(rng.integers(50, 200))):
+                check_rows(table)
         check_rows(table)
     put(table, [5], version=1)
     rows, missing = table.read(np.array([5]))

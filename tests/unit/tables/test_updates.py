@@ -32,7 +32,7 @@ from serving.tables.updates import updater as updater_module
 from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
 from tests.present import present
-from tests.processes import PROCESSES
+from tests.processes import running
 from tests.unit.tables.conftest import assert_answer, random_rows
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.updating import (
@@ -282,16 +282,13 @@ def test_a_consumer_killed_again_and_again_loses_nothing(broker, followed, insta
     for round_ in range(2):
         before = applied(tiers)
         publisher.publish("items", KEYS, versions(KEYS, latest))
-        process = PROCESSES.Process(target=_update_for_ever, args=(followed,))
-        process.start()
-        until(partial(has_applied_more, tiers, before))
-        for version in range(1, 40):
-            some = rng.choice(ROWS, 50, replace=False)
-            latest[some] = round_ * 100 + version
-            publisher.publish("items", some, versions(some, round_ * 100 + version))
-        publisher.flush()
-        os.kill(present(process.pid), signal.SIGKILL)
-        process.join()
+        with running(_update_for_ever, followed):
+            until(partial(has_applied_more, tiers, before))
+            for version in range(1, 40):
+                some = rng.choice(ROWS, 50, replace=False)
+                latest[some] = round_ * 100 + version
+                publisher.publish("items", some, versions(some, round_ * 100 + version))
+            publisher.flush()
         rows = tiers.lookup("items", KEYS).values
         assert (rows == rows[:, :1]).all()
         np.testing.assert_array_equal(np.where(rows[:, 0] > 1000, rows[:, 0] // 1000, KEYS), KEYS)
@@ -302,21 +299,18 @@ def test_a_consumer_killed_again_and_again_loses_nothing(broker, followed, insta
 def test_messages_that_the_broker_removed_unread_are_counted(broker, followed, instances):
     """The mock keeps 5 MB of each partition."""
     tiers, topic, sent = instances(), "hps_et.rank.items", 8
-    process = PROCESSES.Process(target=_update_for_ever, args=(followed,), daemon=True)
-    process.start()
-    broker.send(topic, b"no rows")
-    until(lambda: tiers.read_metrics().tables["items"].updater.messages_rejected == 1)
-    with keep_paused(present(process.pid)):
-        for _ in range(sent):
-            broker.send(topic, bytes(900_000))
 
     def are_counted() -> bool:
         found = tiers.read_metrics().tables["items"].updater
         return found.messages_lost > 0 and found.messages_lost + found.messages_rejected == 1 + sent
 
-    until(are_counted)
-    process.kill()
-    process.join()
+    with running(_update_for_ever, followed) as process:
+        broker.send(topic, b"no rows")
+        until(lambda: tiers.read_metrics().tables["items"].updater.messages_rejected == 1)
+        with keep_paused(present(process.pid)):
+            for _ in range(sent):
+                broker.send(topic, bytes(900_000))
+        until(are_counted)
 
 
 def test_the_log_says_that_the_shared_memory_was_removed(followed, instances, publish, caplog):

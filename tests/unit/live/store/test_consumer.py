@@ -26,7 +26,7 @@ from serving.live.layout import Layout
 from serving.live.store import open_store
 from serving.live.writer import Writer
 from tests.present import present
-from tests.processes import PROCESSES
+from tests.processes import running
 from tests.unit.live.batches import KINDS, START_MS, purchase
 from tests.unit.live.consuming import TOPIC, consume_until_killed, consumer_of, make_message
 from tests.unit.live.writing import read_last_sequence
@@ -206,15 +206,12 @@ def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, b
     Writer(folder, Layout(), KINDS.names).close()  # a store to read before the first process has opened it
     n_sent, each, kills = 0, 60, 5
     for _ in range(kills):
-        process = PROCESSES.Process(target=consume_until_killed, args=(folder, broker.address))
-        process.start()
-        before = read_last_sequence(folder)
-        send(broker, range(n_sent, n_sent + each))
-        n_sent += each
-        until(partial(is_beyond, folder, before))
-        time.sleep(rng.random() * 0.05)
-        process.kill()
-        process.join()
+        with running(consume_until_killed, folder, broker.address):
+            before = read_last_sequence(folder)
+            send(broker, range(n_sent, n_sent + each))
+            n_sent += each
+            until(partial(is_beyond, folder, before))
+            time.sleep(rng.random() * 0.05)
     with consuming(folder, broker.address):
         until(lambda: read_last_sequence(folder) >= n_sent)
         items = whole_log(folder).headers["item_id"]
@@ -238,11 +235,7 @@ def test_messages_that_the_broker_removed_unread_are_counted_once(folder, broker
     with ExitStack() as ending:
 
         def start() -> int:
-            process = PROCESSES.Process(target=consume_until_killed, args=(folder, broker.address))
-            process.start()
-            ending.callback(process.join)
-            ending.callback(process.kill)
-            return present(process.pid)
+            return present(ending.enter_context(running(consume_until_killed, folder, broker.address)).pid)
 
         pid = start()
         produce(3)
